@@ -113,22 +113,6 @@ def test_every_line_is_there_and_nothing_errors(book, browser, tmp_path):
     assert any(tag == "svg" for tag, _ in pages["index.html"].tags)
 
 
-@pytest.mark.slow
-def test_all_algorithms_are_there(browser, tmp_path):
-    book = write(tmp_path / "book", sorted(PSEUDOCODE))
-    check_lines(open_all(book, browser, tmp_path, sorted(PSEUDOCODE)), sorted(PSEUDOCODE))
-
-
-REQUEST, ERROR = "<img src='http://localhost:9/picture.png'>", "<script>console.error('wrong')</script>"
-
-
-@pytest.mark.parametrize(("text", "message"), [(REQUEST, "picture.png"), (ERROR, "wrong")])
-def test_the_browser_check_sees_errors_and_requests(browser, tmp_path, text, message):
-    (tmp_path / "index.html").write_text(text, "utf-8")
-    with pytest.raises(AssertionError, match=re.escape(message)):
-        open_all(tmp_path, browser, tmp_path, ())
-
-
 def test_a_line_highlights_its_counterpart(book, browser, tmp_path):
     picture = tmp_path / "page.png"
     url = f"{(book / 'algorithm-4.html').as_uri()}#paper-4"
@@ -182,14 +166,6 @@ def test_links_lead_somewhere(pages):
                 continue  # an algorithm of the model that is outside the sample
             assert (target or name) in pages, f"{name}: {link}"
             assert not anchor or anchor in pages[target or name].ids, f"{name}: {link}"
-
-
-def test_pages_work_without_scripts_and_without_the_network(book, pages):
-    for tags in (page.tags for page in pages.values()):
-        assert not any(tag in ("script", "iframe", "img") for tag, _ in tags)
-        sources = [a["href"] for tag, a in tags if tag == "link"]
-        assert sources == ["data:,", "book.css"]
-    assert not re.search(r"url\(|@import", (book / "book.css").read_text("utf-8"))
 
 
 def test_pages_are_accessible(pages):

@@ -7,8 +7,6 @@ import re
 import sys
 import types
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
@@ -26,7 +24,6 @@ from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.comparison import compare
 from training.crosscheck.report import print_report
 from training.crosscheck.scenarios import Scenarios
-from training.crosscheck.tags import Tag, numbers, read
 
 LINES = {1: 1, 2: 1, 3: 5, 4: 6, 5: 4, 6: 3, 7: 1, 8: 21, 9: 12, 10: 11, 11: 7, 12: 11, 13: 7, 14: 7, 15: 8}
 COMPONENTS = (1, 2, 3, 4, 5, 6, 7)
@@ -161,14 +158,6 @@ def test_an_error_is_reported_with_its_line(cache):
     assert results.first[:2] == (3, "return")
 
 
-@pytest.mark.slow
-def test_all_lines_agree():
-    results = crosscheck(sorted(LINES))
-    assert results.ok, results
-    assert len(results.lines) == 105
-    assert results.worst <= 1e-10
-
-
 @pytest.mark.thorough
 def test_what_auto_takes_is_said_and_its_backward_rule_compared(cache):
     """An error in the rule that a caller gets, which the lines as printed do not have, is found in training."""
@@ -180,38 +169,6 @@ def test_what_auto_takes_is_said_and_its_backward_rule_compared(cache):
     assert first[:2] == (13, "6")
 
 
-@pytest.mark.slow
-def test_fused_implementations_agree():
-    results = crosscheck([5, 8, 9, 10, 13, 14], "blockwise")
-    assert results.ok, results
-
-
-def test_values_come_out_of_tracers_with_the_mapped_axes_in_front():
-    seen = []
-
-    def f(x, y):
-        seen.append(values.mapped(x * y))
-        return x * y
-
-    x, y = np.arange(6.0).reshape(2, 3), np.arange(1.0, 5)
-    with jax.disable_jit():
-        jax.vmap(lambda row: jax.vmap(f, (None, 0))(row, jnp.asarray(y)))(jnp.asarray(x))
-        jax.grad(lambda a: f(a, 2.0))(3.0)
-    array, axes = seen[0]
-    assert axes == 2
-    np.testing.assert_array_equal(array, x[:, None, :] * y[None, :, None])
-    assert seen[1] == (np.asarray(6.0), 0)
-
-
-def test_an_abstract_value_is_none():
-    def f(x):
-        with pytest.raises(values.AbstractValueError, match="computed"):
-            values.mapped(x)
-        return x
-
-    jax.jit(f)(1.0)
-
-
 def test_differences():
     inf, nan = math.inf, math.nan
     assert values.difference(np.array([1.0, -inf, nan]), np.array([1.5, -inf, nan])) == 0.5
@@ -220,23 +177,6 @@ def test_differences():
     assert values.difference(np.zeros(2), np.zeros(3)) == inf
     np.testing.assert_array_equal(values.prefix(np.arange(6).reshape(2, 3), (2, 1)), [[0], [3]])
     assert values.prefix(np.zeros(2), (3,)).shape == (2,)
-
-
-def test_tags(tmp_path):
-    (tmp_path / "code.py").write_text(
-        'def f(x):\n    """Lines 1-9 of Algorithm 7: f."""\n'
-        "    a = (  # lines 2-3, return\n        x\n    )\n"
-        "    for i in x:  # line 4: a note, line 8\n        a, b = i  # line 5; line 6 of Algorithm 8\n"
-        "    return a  # no tag, line 9\n"
-    )
-    (function,) = read(tmp_path / "code.py", tmp_path).values()
-    assert (function.algorithm, function.is_algorithm) == (7, False)
-    first, loop, body = dict.fromkeys(function.statements.values())
-    assert (first.first, first.last, first.target) == (3, 5, "a")
-    assert (first.tags, loop.body) == ((Tag(None, "2", "3"), Tag(None, "return", "return")), (7, 7))
-    assert loop.tags == (Tag(None, "4", "4"),)
-    order = ("4", "5", "6", "return")
-    assert (numbers(body.tags, 7, order), numbers(body.tags, 8, order), body.target) == (("5",), ("6",), "a")
 
 
 @pytest.mark.end_to_end

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import algorithms
-from algorithms import DEEPSEEK, PAPER
-from algorithms.lines import MLP, Attention
+from algorithms import PAPER
+from algorithms.lines import Attention
 from tests.own_lines import loops
 from tests.own_lines.experts import Experts
 from tests.own_lines.sinks import Sinks
@@ -21,7 +21,6 @@ from training.crosscheck.own import OwnScenarios, compare_own, is_own
 PATHS = {name: f"tests.own_lines.{name.lower()}:{name}" for name in ("SINKS", "EXPERTS", "DIFFERENTIAL", "LATENT")}
 HYBRID = "tests.own_lines.retention:HYBRID"
 IN_BOTH = PAPER.but(attention=Sinks(biases=False), mlp=Experts(n=3, activation="silu", gated=True, biases=False))
-FIRST = DEEPSEEK.but(first=(MLP(activation="silu", gated=True, biases=False, d_mlp=5),))
 LATER = {"DIFFERENTIAL": pytest.mark.slow, "LATENT": pytest.mark.slow}
 REST = "Algorithms 4 and 5, in whose place {} has its own lines"
 
@@ -55,15 +54,6 @@ def test_every_line_of_layers_that_differ_agrees_with_the_loops():
     assert results.ok, results
     assert results.lines[10, "6"].cells["X"].visits > 0
     assert " + Retention or MHAttention(" in results.lines[10, "6"].change.line.text
-
-
-@pytest.mark.slow
-def test_lines_of_ours_in_another_combination_agree_with_the_oracle():
-    """Latent attention and first layers without experts are no custom lines."""
-    results = crosscheck(f"{__name__}:FIRST")
-    assert results.ok, results
-    assert results.lines[10, "8"].change.line.text.endswith("for l ≤ 1: X ← X + MLP(X̃ | 𝓦_l^first)")
-    assert results.settings["left_out"] == []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,15 +106,6 @@ def test_wrong_loops_of_attention_to_a_context_are_located(monkeypatch):
     monkeypatch.setattr(loops, "sinks", wrong)
     results = crosscheck(f"{__name__}:IN_BOTH:ed")
     assert results.first[:2] == (8, "16")
-
-
-@pytest.mark.thorough
-def test_wrong_loops_are_located(monkeypatch):
-    right = loops.experts
-    monkeypatch.setattr(loops, "experts", lambda line, X, W: right(line.but(k=1), X, W))
-    results = crosscheck(PATHS["EXPERTS"])
-    assert not results.ok
-    assert results.first[:2] == (10, "8")
 
 
 @pytest.mark.thorough

@@ -2,14 +2,12 @@
 
 import dataclasses
 import functools
-import json
 
 import pytest
 
 import algorithms
 from algorithms.lines import MLP, Attention, Embedding, RMSNorm, Rotary, TransformerXL, Unembedding
 from tests.printed_lines import lines_not_printed
-from training.commands import crosscheck as command
 from training.commands.crosscheck import ROOT
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.changes import ARCHITECTURES, changed_lines
@@ -147,24 +145,3 @@ def test_the_paper_is_beside_what_is_changed(llama):
     assert lines[10, "6"]["changed"] is None
     counted = "LLAMA: implementation paper: 7 algorithms, 33 lines: 32 equal, 1 left out; 14 changed; "
     assert str(llama).startswith(counted)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
-@pytest.mark.parametrize("name", ["LLAMA", "GEMMA3", "GPT_NEO", "BART"])
-def test_fused_implementations_of_a_variant_agree(name, implementation):
-    results = crosscheck(name, implementation)
-    assert results.ok, results
-
-
-@pytest.mark.thorough
-def test_command_line(tmp_path, capsys):
-    assert command.main(["--variant", "OPT", "--json", str(tmp_path / "result.json")]) == 0
-    printed = capsys.readouterr().out
-    assert "OPT: Algorithm 10" in printed
-    assert "≠ for t ∈ [ℓ]: e_t ←" in printed
-    assert "paper: for t ∈ [ℓ]" in printed
-    result = json.loads((tmp_path / "result.json").read_text("utf-8"))
-    assert result["ok"] is True
-    runs = [(run["settings"]["variant"], run["settings"]["implementation"]) for run in result["runs"]]
-    assert runs == [("OPT", "paper"), ("OPT", "auto")]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from training.command_line import settings_table
 from training.command_line.resolving import resolve, run_request, with_task
 from training.command_line.train_flags import parser
 from training.loop.optimizers import optimizer_from
@@ -108,7 +107,3 @@ def test_a_preset_is_accepted(name, tmp_path):
     settings = train_settings([task, "--run", str(tmp_path / "new"), "--preset", name])
     assert settings == settings_from(values, task=task)
     optimizer_from(settings)
-
-
-def test_the_table_of_settings_is_that_of_the_code():
-    assert (ROOT / "docs" / "notes" / "settings.md").read_text("utf-8") == settings_table.table()

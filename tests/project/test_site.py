@@ -71,25 +71,3 @@ def test_examples_come_along_and_other_code_does_not(site):
     code = {path.relative_to(site).as_posix() for path in site.rglob("*.py")}
     assert code == {path for path in linked if path.endswith(".py")}
     assert not [path for path in site.rglob("*") if path.suffix == ".pyc" or path.name == "__pycache__"]
-
-
-def test_no_block_is_cut_off_on_a_phone(site, browser, tmp_path):
-    """A page of 400 pixels: the widest that a block of code is scrolled."""
-    script = "<script>document.title = Math.max(...[...document.querySelectorAll('pre > code')].map(block =>"
-    script += " block.scrollWidth - block.clientWidth))</script></body>"
-    page = site / "narrow.html"
-    page.write_text((site / "index.html").read_text("utf-8").replace("</body>", script), "utf-8")
-    dump = browser(page.as_uri(), tmp_path, "--window-size=400,800", "--virtual-time-budget=2000", "--dump-dom").stdout
-    assert "<title>0</title>" in dump
-
-
-def test_prompts_and_results_are_not_copied(site):
-    """The theme copies the text that is shown while it marks the block so."""
-    page = (site / "research.html").read_text("utf-8")
-    assert page.count('<span class="gp">&gt;&gt;&gt; </span>') > 70
-    assert '<span class="go">(23, 2, 5)</span>' in page
-    assert 'href="assets/blocks.css"' in page
-    rule = " ".join((site / "assets" / "blocks.css").read_text("utf-8").split())
-    assert ".highlight code[data-md-copying] .gp, .highlight code[data-md-copying] .go { display: none; }" in rule
-    scripts = "".join(path.read_text("utf-8") for path in site.rglob("bundle.*.js"))
-    assert re.search(r'setAttribute\("data-md-copying",""\);.{0,80}\.innerText', scripts)

@@ -50,20 +50,6 @@ def test_steps_have_their_kernel_and_cost_what_they_did(device):
     assert report["training"][2] == 2 * SMALL["L"]  # forward and backward of each layer
 
 
-PACKED = f"""
-import json
-from tests.accelerator_steps import Case, columns, training_step
-print(json.dumps([columns(training_step(Case(DEVICE, 4, {SMALL}, packed))) for packed in (False, True)]))
-"""
-
-
-@pytest.mark.compilers
-def test_packed_documents_cost_what_windows_cost():
-    windows, packed = report_of("h100", PACKED.replace("DEVICE", repr("h100")))
-    assert packed[1] < 1.1 * windows[1]
-    assert packed[2] == windows[2] == 2 * SMALL["L"]  # the platform's kernel, forward and backward
-
-
 GPT2_124M = {"N_V": 50257, "l_max": 1024, "L": 12, "H": 12, "d_e": 768, "d_mlp": 3072}
 TOKENS = f"""
 import json
@@ -110,29 +96,3 @@ def test_a_loop_counts_for_each_of_its_turns():
     report = read(HLO)
     assert total(report.sources) == [3, 3 * 2 * 8 * 4 * 4, 0]
     assert kernels_in_loop(HLO, depth=1) == (1, 1)
-
-
-STARTED = """HloModule main
-
-%update (all: f32[12,8,4], turn: s32[], new: f32[8,4]) -> f32[12,8,4] {
-  %all = f32[12,8,4]{2,1,0} parameter(0)
-  %new = f32[8,4]{1,0} parameter(2)
-  %row = f32[1,8,4]{2,1,0} bitcast(%new)
-  %turn = s32[] parameter(1)
-  ROOT %updated = f32[12,8,4]{2,1,0} dynamic-update-slice(%all, %row, %turn, %turn, %turn)
-}
-
-ENTRY %main (all: f32[12,8,4], turn: s32[], new: f32[8,4]) -> f32[12,8,4] {
-  %all = f32[12,8,4]{2,1,0} parameter(0)
-  %turn = s32[] parameter(1)
-  %new = f32[8,4]{1,0} parameter(2)
-  %begun = ((f32[12,8,4]{2,1,0}, s32[], f32[8,4]{1,0}), f32[12,8,4]{2,1,0}, u32[]) fusion-start(%all, %turn, %new), \
-kind=kLoop, calls=%update
-  ROOT %ended = f32[12,8,4]{2,1,0} fusion-done(%begun)
-}
-"""
-
-
-def test_an_update_that_runs_beside_others_counts_for_what_it_changes():
-    """The new entries are read, at a place that is a number of 4 bytes, and written."""
-    assert total(read(STARTED).sources) == [1, 2 * 8 * 4 * 4 + 4, 0]

@@ -93,17 +93,6 @@ def test_there_and_back_is_the_same_run(converted, runs):
     assert theta.W_e.shape == before.theta.W_e.shape
 
 
-def test_the_scripts_take_a_converted_directory(converted, runs, called, printed, tmp_path):
-    options = ["--prompt", "the cat", "--l_gen", "7", "--tau", "0"]
-    results = [called("generate", path, *options) for path in (runs["bpe"], converted / "back")]
-    assert results[0] == results[1]
-    assert results[0][0] == 0
-    text, back = tmp_path / "text", converted / "back"
-    text.write_text("".join(f"{TEXTS[n % 2]} {n}\n\n" for n in range(90)), "utf-8")
-    options = ["--data", text, "--part", "validation", "--cache", tmp_path / "cache"]
-    assert "this model" in printed("evaluate", back, *options)
-
-
 def test_a_model_without_a_tokenizer_reads_and_writes_numbers(tmp_path, called, printed):
     sizes = {"vocab_size": 29, "n_positions": 13, "n_embd": 6, "n_layer": 1, "n_head": 2}
     config = transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)

@@ -1,15 +1,12 @@
 """Every command line in the README, the docs and the commands' own help does its work, at small sizes."""
 
 import gzip
-import importlib.util
 import io
 import json
-import os
 import pathlib
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -82,7 +79,7 @@ HERE = [
 ]
 """Not those of serve.py, several processes and foreign code, which are what test_serve_script.py,
 tests/training/mesh/test_processes.py and tests/project/test_examples.py run;
-`benchmark.py scaling` stands below. What needs a model of people, an adapter, images or several
+`benchmark.py scaling` is in test_scaling.py. What needs a model of people, an adapter, images or several
 tasks is in test_chat_script.py, test_convert_script.py and test_practice.py."""
 
 
@@ -164,47 +161,3 @@ def test_a_documented_command_runs(name, words, place, capfd):
     assert status == 0, err
     assert SAYS.get(name, "") in out
     assert written is None or written.is_file()
-
-
-SCALING = [
-    (words, *(("jax_cuda12_plugin", "cuda12") if "h100" in words else ("libtpu", "tpu")))
-    for name, words in FOUND
-    if name == "benchmark" and words.startswith("scaling --")
-]
-SMALL_MODELS = f"""
-import os, runpy, sys
-from training.benchmarks.accelerators import ENVIRONMENT
-os.environ.update(ENVIRONMENT)
-from training.commands import scaling
-scaling.MODELS |= dict.fromkeys(scaling.MODELS, {MODEL | {"H": 8, "d_e": 256, "d_mlp": 512}})
-sys.argv[0] = {str(ROOT / "scripts" / "benchmark.py")!r}
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-def done_by(*words):
-    """Run Python in a process of its own, since the compilers' environment has to be there before JAX."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    environment = inherited | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *words], check=False, capture_output=True, text=True, env=environment)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("words", "compiler", "extra"), SCALING)
-def test_a_missing_compiler_is_said(words, compiler, extra):
-    if importlib.util.find_spec(compiler) is not None:
-        pytest.skip(f"{compiler} is installed")
-    done = done_by(ROOT / "scripts" / "benchmark.py", *shlex.split(words))
-    assert (done.returncode, done.stdout) == (2, "")
-    said = f"{compiler.replace('_', '-')} is not installed: pip install 'jax[{extra}]' for the compiler"
-    assert done.stderr == f"benchmark.py: {said}\n"
-
-
-@pytest.mark.compilers
-@pytest.mark.parametrize(("words", "compiler", "extra"), SCALING)
-def test_a_documented_step_is_predicted(words, compiler, extra):
-    if importlib.util.find_spec(compiler) is None:
-        pytest.skip(f"{compiler} is not installed: pip install 'jax[{extra}]'")
-    done = done_by("-c", SMALL_MODELS, *shlex.split(words))
-    assert done.returncode == 0, done.stderr
-    assert ": a step of " in done.stdout

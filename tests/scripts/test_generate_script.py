@@ -73,27 +73,6 @@ def test_several_answers_are_drawn_independently_and_by_the_seed(answered, runs)
     assert len({a["text"] for a in answers}) == 3
 
 
-def test_a_continuation_outgrows_the_model(answered):
-    """Its window slides; a prompt may be longer than l_max, too."""
-    answer = json.loads(answered("d", "--prompt", 17 * "abc", "--tau", 1, "--seed", 4, "--json"))["answers"][0]
-    assert answer["tokens"] == 200 or answer["ended_by"] == "eos"
-    assert answer["tokens"] > 40
-
-
-def test_log_probabilities_are_those_of_the_model(answered, runs):
-    flags = ("--prompt", "abc", "--l_gen", 7, "--tau", 0.5, "--json", "--repetition-penalty", 1.3)
-    answer = json.loads(answered("d", *flags))["answers"][0]
-    assert len(answer["text"]) == answer["tokens"]  # else some are special tokens
-    model = load_run(runs["d"])
-    tokens = [LETTERS.bos_token, *LETTERS.encode("abc" + answer["text"])]
-    tokens += [LETTERS.eos_token] * (answer["ended_by"] == "eos")
-    P = np.asarray(d_transformer(jnp.asarray(tokens), model.theta))
-    expected = [np.log(P[tokens[t], t - 1]) for t in range(4, len(tokens))]
-    np.testing.assert_allclose(answer["log_probabilities"], expected, rtol=1e-4)
-    np.testing.assert_allclose(answer["log_probability"], sum(expected), rtol=1e-4)
-    assert len(answer["log_probabilities"]) == answer["tokens"] + (answer["ended_by"] == "eos")
-
-
 @pytest.mark.parametrize(
     ("flags", "of_model", "how"),
     [
@@ -264,13 +243,6 @@ def test_a_conversation_keeps_its_history(called, printed, tmp_path):
     assert "'?'" in err
     lines = [json.loads(line) for line in printed(*asked, "--json", "--n", 2, stdin="abc\nde\n").splitlines()]
     assert lines[1]["prompt"] == f"abc{lines[0]['answers'][0]['text']}\nde"
-
-
-def test_interactive_translations_are_apart(runs, called):
-    status, out, err = called("generate", runs["ed"], "--interactive", "--l_max", 9, stdin="abc\n\nabc\n")
-    first, second = out.splitlines()
-    assert (status, first) == (0, second)
-    assert "text 2 is empty" in err
 
 
 def piped(data):

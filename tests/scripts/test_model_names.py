@@ -76,21 +76,6 @@ def test_generate(name, models, called):
     assert called("generate", name, *flags) == (0, expected[1], "")  # converted once
 
 
-def test_evaluate(name, models, called, tmp_path):
-    (tmp_path / "data.txt").write_text(TEXT)
-    flags = ("--data", tmp_path / "data.txt", "--l_max", "32")
-    _, out, _ = called("evaluate", models / "run", *flags)
-    status, other, _ = called("evaluate", name, *flags)
-    assert status == 0
-    assert out.splitlines()[1:] == other.splitlines()[1:]  # the first line names the run
-
-
-def test_look_inside(name, called):
-    status, out, _ = called("look_inside", name, "--prompt", "The 3th")
-    assert status == 0
-    assert out.endswith("inside/page.html\n")
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("flags", [(), ("--lora-rank", "2")])
 def test_train_from(name, flags, models, called, tmp_path, cache):
@@ -122,12 +107,6 @@ def test_a_changed_checkpoint_is_converted_anew(models, cache, tmp_path):
     second = as_run(tmp_path / "checkpoint")
     assert second != first
     assert load_run(second).config.variant.norm.epsilon == 1e-3
-
-
-def test_a_run_is_itself(models, cache):
-    assert as_run(models / "run") == models / "run"
-    assert as_run("nowhere").name == "nowhere"  # which reading the run reports
-    assert not cache.exists()
 
 
 def test_the_hub_is_asked_once_and_its_errors_are_sentences(hub, cache, called, tmp_path):

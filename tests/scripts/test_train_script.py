@@ -160,14 +160,6 @@ def test_a_file_of_settings(train, text, tmp_path):
     assert json.loads((tmp_path / "again" / "config.json").read_text())["settings"] == written
 
 
-def test_a_share_that_cannot_be_held_out_is_said(train, tmp_path):
-    path = tmp_path / "uneven.tsv"
-    path.write_text("".join(f"{'odd' if n % 2 else 'even'}\tThe number {n}.\n" for n in range(50)))
-    status, out, err = train("classify", "--data", path)
-    assert (status, "accuracy" in out) == (0, True)
-    assert err.startswith("note: 4.0 % of the data are held out instead of 5.0 %")
-
-
 def test_an_exploding_run_ends_with_status_1(train, text):
     flags = "--learning-rate 1e30 --clip-norm 0 --checkpoint-every 1"
     status, _, err = train("d", "--data", text, *flags.split())

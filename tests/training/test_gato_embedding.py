@@ -68,26 +68,6 @@ def test_a_batch_of_sequences_has_its_own_patches_at_its_own_columns():
         cases.assert_close(X[:, b], printed.gato_embedding(elements, as_numpy(params())))
 
 
-@pytest.mark.parametrize("left_out", gato.PatchParams._fields)
-def test_every_parameter_of_the_residual_block_and_of_the_positions_matters(left_out):
-    """Against the oracle, which has all of them, so a line that is left out is seen."""
-    theta = params()
-    changed = theta._replace(image=theta.image._replace(**{left_out: 0 * getattr(theta.image, left_out)}))
-    X, elements = sequence(changed)
-    difference = np.abs(np.asarray(X) - printed.gato_embedding(elements, as_numpy(theta))).max(axis=0)
-    assert np.all(difference[2:8].max() > 1e-3)
-    assert np.all(difference[[0, 1, 8, 9]] < 1e-10)
-
-
-def test_without_images_gato_is_algorithm_10():
-    x, theta = cases.random_tokens(2, 7), params()
-    for n in (1, 0):  # patches in the batch
-        none, places = jnp.zeros((2, 2, 3, 2, n)), jnp.zeros((2, 2, n), int)
-        X = gato.gato_embedding(x, none, jnp.full((2, 7), -1), *places, *theta)
-        cases.assert_close(X, theta.transformer.W_e[:, x])
-    cases.assert_close(alg.d_transformer(X, theta.transformer), alg.d_transformer(x, theta.transformer))
-
-
 def test_patches_are_in_raster_order_and_scaled():
     image = np.arange(96.0).reshape(8, 12, 1) / 95
     patches, *places = gato.raster(image, side=4, n_places=3)

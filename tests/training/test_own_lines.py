@@ -1,8 +1,6 @@
 """A model with custom lines is trained, resumed, saved, loaded, converted and used as any other."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from tests.own_lines.sinks import SINKS
 from tests.training_cases import make_trainer, settings_for
 from training import commands
 from training.interchange import InterchangeError, convert, load_pretrained, save_pretrained
-from training.loop.cost import step_flops
 from training.mesh.placement import Placement
 from training.runs.directory import RunDirectory, RunError
 from training.runs.named_arrays import flatten
@@ -235,20 +232,6 @@ def test_a_mesh_computes_the_same(thetas, name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-4), of_mesh, gradient)
 
 
-def test_flops_count_the_matrices_of_a_line(thetas):
-    config, _ = thetas["EXPERTS"]
-    dense = DTransformerConfig(**SIZES, variant=LLAMA)
-    of_mlp = 3 * 2 * 16 * 32 * 8  # three matrices, for 8 tokens
-    router = 2 * 4 * 16 * 8
-    more = 3 * 2 * (3 * of_mlp + router)  # forward and backward, two layers
-    assert step_flops("d", config, batch_size=1, l=8) == step_flops("d", dense, batch_size=1, l=8) + more
-    assert step_flops("d", thetas["SINKS"][0], batch_size=1, l=8) == step_flops("d", dense, batch_size=1, l=8)
-    of_line, three = 4 * 2 * 16 * 16 * 8 + 2 * 4 * 8 * 8 * 8, DTransformerConfig(**{**SIZES, "L": 3}, variant=LLAMA)
-    less = 3 * 2 * (of_line - 2 * 2 * 8 * 16 * 8)  # two layers of three have sums of 8 rows in place of an attention
-    hybrid = step_flops("d", thetas["HYBRID"][0], batch_size=1, l=8)
-    assert hybrid == step_flops("d", three, batch_size=1, l=8) - less
-
-
 def test_the_document_shows_the_examples():
     """docs/research.md has one of them whole, and each is as short as it says."""
     root = Path(__file__).resolve().parents[2]
@@ -258,40 +241,3 @@ def test_the_document_shows_the_examples():
         assert sum(bool(line.strip()) for line in text.splitlines()) <= 45, name
         assert (f"```python\n{text}```" in page) == (name == "SINKS")
         assert f"tests/own_lines/{module}.py" in page
-
-
-AS_MODULE = """
-import dataclasses
-
-import jax
-import jax.numpy as jnp
-
-from algorithms import LLAMA, DTransformerConfig, d_transformer, init_d_transformer
-from algorithms.inside import record
-from algorithms.lines import MLP
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Constant(MLP):
-    def __call__(self, X, W, *, activation):
-        U = jnp.full_like(X, 0.25)  # inside
-        return 2 * U
-
-
-sizes = {"N_V": 7, "l_max": 4, "L": 1, "H": 1, "d_e": 4, "d_mlp": 4}
-config = DTransformerConfig(**sizes, variant=LLAMA.but(mlp=Constant()))
-_, seen = record(d_transformer, "U")(jnp.arange(3), init_d_transformer(jax.random.key(0), config))
-print([set(value.ravel().tolist()) for value in seen.values()])
-"""
-
-
-@pytest.mark.end_to_end
-def test_a_package_with_a_line_runs_as_a_module(tmp_path):
-    """``python -m own.main``, whose module is called __main__, but whose loader knows it as own.main."""
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "main.py").write_text(AS_MODULE)
-    path = os.pathsep.join((str(Path(__file__).parents[2]), str(tmp_path)))
-    command = [sys.executable, "-m", "own.main"]
-    options = {"capture_output": True, "text": True, "env": os.environ | {"PYTHONPATH": path}}
-    done = subprocess.run(command, check=False, cwd=tmp_path, **options)
-    assert (done.returncode, done.stdout) == (0, "[{0.25}]\n"), done.stdout + done.stderr

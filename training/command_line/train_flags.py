@@ -45,7 +45,7 @@ def parser(*, every: bool = False) -> Parser:
     for task in TASKS.values():
         sub = tasks.add_parser(task.name, help=task.summary, description=f"Train a model for {task.summary}.")
         add = sub.add_argument
-        add("--help-all", nargs=0, action=_HelpAll, help="show all settings, and exit")
+        add("--help-all", nargs=0, action=_HelpAll, help="show all settings, and exit; ↻: may change in a resumed run")
         add("--run", required=True, metavar="DIR", help="directory of the run, which is resumed if begun")
         config = "settings by name, or a run's config.json; flags take precedence"
         add("--config", metavar="FILE.json", type=local, help=config)
@@ -74,7 +74,7 @@ def parser(*, every: bool = False) -> Parser:
 def _shorten(sub: Parser) -> None:
     """Leave only the common flags in the help of a subcommand."""
     sub.usage = f"{sub.prog} --run DIR [--data NAME|FILE …] [settings]"
-    sub.epilog = f"All settings: {sub.prog} --help-all, or docs/notes/settings.md."
+    sub.epilog = f"All settings: {sub.prog} --help-all."
     for action in sub._actions:
         if action.dest not in COMMON:
             action.help = argparse.SUPPRESS
@@ -101,7 +101,8 @@ def _add_flag(group: Any, name: str, task: Task) -> None:
     shown = " ".join(default) if isinstance(default, tuple) else default
     shown = "none" if shown == "" else shown
     depends = f"; depends on {', '.join(map(flag, setting.depends))}" if setting.depends else ""
-    sentence = f"{setting.help} (default: {shown}{depends})"
+    mark = "↻ " if setting.continues else ""
+    sentence = f"{mark}{setting.help} (default: {shown}{depends})"
     options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": sentence}
     if kind is bool:
         options["action"] = argparse.BooleanOptionalAction

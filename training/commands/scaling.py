@@ -209,21 +209,6 @@ def described(case: Case, found: Cost, seconds: float) -> str:
     return "\n".join(lines)
 
 
-def row(case: Case, found: Cost) -> str:
-    """Return a row of the tables in docs/notes/scaling.md."""
-    best, worst = found.seconds()
-    low, high = found.mfu(case.chip)
-    low_2, high_2 = found.mfu(case.chip, halved=True)
-    memory = found.report.memory
-    size = programs.total(found.report.collectives)[1]
-    return (
-        f"| {case.model} | {case.chips} | `{case.mesh or '-'}` | {case.batch_size} | {case.remat} "
-        f"| {memory['argument'] / 1e9:.2f} + {memory['temp'] / 1e9:.2f} | {found.flops / 1e12:.4g} | {size / 1e9:.4g} "
-        f"| {best:.3g} – {worst:.3g} | {100 * low:.0f} – {100 * high:.0f} % "
-        f"| {100 * low_2:.0f} – {100 * high_2:.0f} % |"
-    )
-
-
 def add_arguments(main: argparse.ArgumentParser) -> None:
     """Add the arguments of `benchmark.py scaling`."""
     main.add_argument("--model", choices=MODELS, default="gpt2", help="the model (default: gpt2)")
@@ -231,7 +216,6 @@ def add_arguments(main: argparse.ArgumentParser) -> None:
     main.add_argument("--mesh", default="", help="such as data=4,model=2 (default: data, with all chips)")
     main.add_argument("--batch-size", type=int, default=64, metavar="B", help="sequences per update (default: 64)")
     main.add_argument("--remat", choices=REMAT, default="nothing", help="what a layer recomputes (default: nothing)")
-    main.add_argument("--row", action="store_true", help="print a row of the tables in docs/notes/scaling.md")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -239,5 +223,5 @@ def run(arguments: argparse.Namespace) -> int:
     case = Case(arguments.model, arguments.chips, arguments.mesh, arguments.batch_size, arguments.remat)
     began = time.monotonic()
     found = cost(case)
-    print(row(case, found) if arguments.row else described(case, found, time.monotonic() - began), flush=True)
+    print(described(case, found, time.monotonic() - began), flush=True)
     return 0

@@ -79,7 +79,6 @@ def parser() -> Parser:
     )
     key = f"file of the key that clients must send (default: that in {KEY}, or none)"
     add("--api-key-file", metavar="FILE", type=local, help=key)
-    add("--api-key", metavar="KEY", help="the key itself, for trials: other users of this machine can see it")
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose web pages may send requests")
     add("--allow-host", action="append", default=[], metavar="NAME", help="another host name of this server")
     count("--max-connections", 1, 256, "maximum connections (default: 256)")
@@ -103,12 +102,8 @@ def listening(host: str, port: int) -> socket.socket:
 
 def api_key_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -> str | None:
     """Return the key that clients must send, by a flag, else by the environment; None: none. Raises AnswerError."""
-    if arguments.api_key is not None and arguments.api_key_file is not None:
-        raise AnswerError("--api-key and --api-key-file exclude each other")
     found, source = environment.get(KEY), KEY
-    if arguments.api_key is not None:
-        found, source = arguments.api_key, "--api-key"
-    elif arguments.api_key_file is not None:
+    if arguments.api_key_file is not None:
         source = f"--api-key-file: {arguments.api_key_file}"
         try:
             found = read_text(arguments.api_key_file).rstrip("\r\n")

@@ -41,7 +41,6 @@ COMMANDS = {
         [URL],
         ["run", "--data", URL],
         ["run", "--data", "a.txt", "--validation-data", URL],
-        ["run", URL],
     ],
     commands.convert_main: [[URL, "out"], ["run", URL], ["run", "out", "--from", URL]],
     commands.look_inside_main: [[URL, "--prompt", "a"], ["run", "--prompt", "a", "--out", URL]],

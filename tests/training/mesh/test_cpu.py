@@ -6,16 +6,6 @@ import sys
 
 import pytest
 
-COUNT = """
-import os, sys
-from training.mesh.cpu import as_devices
-
-os.sched_getaffinity = lambda _: range(4)
-as_devices(int(sys.argv[1]))
-import jax
-
-print(jax.device_count())
-"""
 FAULTS = """
 import resource, sys
 import numpy as np
@@ -36,20 +26,6 @@ def printed(code, *arguments, **environment):
     clean = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "NPROC")}
     command = [sys.executable, "-c", code, *arguments]
     return int(subprocess.run(command, env=clean | environment, capture_output=True, text=True, check=True).stdout)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("asked", "environment", "n"),
-    [
-        (3, {}, 3),
-        (5, {}, 1),  # more than cores
-        (3, {"JAX_NUM_CPU_DEVICES": "2"}, 2),
-        (3, {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}, 4),
-    ],
-)
-def test_a_cpu_is_as_many_devices_as_asked(asked, environment, n):
-    assert printed(COUNT, str(asked), **environment) == n
 
 
 @pytest.mark.end_to_end

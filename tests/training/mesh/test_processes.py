@@ -28,7 +28,6 @@ FLAGS |= {"eval-batches": 1}
 HELD_OUT = "".join(f"{n} and {n * n} are held out.\n" for n in range(1000))
 PATIENCE = 300  # seconds until a test gives up
 INTERRUPTED = "interrupted; rerun the command to "
-ARRIVAL = 300  # seconds that JAX waits for all of them
 SOON = SILENCE + 30  # seconds in which the others have to end; on a machine with other work
 
 
@@ -156,24 +155,6 @@ def test_what_slurm_says_is_found(command, undisturbed):
         _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, err
     assert_same_outcome(command, undisturbed)
-
-
-@pytest.mark.slow
-def test_nothing_says_which_processes_there_are(command):
-    process = command.start(variables={"JAX_PLATFORMS": "cpu"})
-    assert_ended(
-        process, 2, "expected a cluster that JAX detects, got none", "give HOST:PORT, --num-processes and --process-id"
-    )
-
-
-@pytest.mark.slow
-def test_a_process_that_never_comes(command):
-    process = command.start(0, 2, free_port())
-    out, err = process.communicate(timeout=ARRIVAL + PATIENCE)
-    assert (process.returncode, out, len(err.splitlines())) == (1, "", 1), err
-    assert "process 0 of 2 found no coordinator, or not all of the others, or its port is taken" in err
-    assert "restart all processes" in err
-    assert not command.files.config.exists()
 
 
 @pytest.mark.slow
