@@ -196,7 +196,7 @@ class Scenarios:
     ) -> Iterator[Run]:
         """A single sequence (or pair), and a batch."""
         B, paper = self.sizes.B, functools.partial(paper, theta=self._unstacked(theta))
-        single = self.single = [self._tokens(l) for l in lengths]
+        single = [self._tokens(l) for l in lengths]
         code = functools.partial(self._asked(n), *map(jnp.asarray, single), theta)
         yield Run(n, what, code, lambda _: paper(*single))
         batch = [self._tokens(B, l) for l in lengths]
