@@ -228,21 +228,50 @@ def attention_by_offsets(q, k, v, *, scale, mask_type, qkv_layout, q_seqlen, kv_
 
 
 @pytest.mark.end_to_end
-def test_documents_by_their_first_tokens_and_lengths(monkeypatch):
+@pytest.mark.parametrize(("most", "of_x", "by_array"), [(64, 0, False), (3, 0, False), (2, 0, True), (64, 1, True)])
+def test_documents_by_their_first_tokens_and_lengths(most, of_x, by_array, monkeypatch):
     """Otherwise as an array: if there are too many, or the context has others."""
     monkeypatch.setattr(fused_attention_stablehlo, "dot_product_attention", attention_by_offsets)
-    monkeypatch.setattr(vendor, "cudnn_attention", lambda Q, *_, **__: jnp.full_like(Q, jnp.nan))
-    matrices = tiles(d=8)
+    by_none = lambda q, *_, **__: jnp.full_like(q, jnp.nan)  # noqa: E731
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_none)
+    monkeypatch.setattr(vendor, "_compute_capability", lambda: (9, 0))
+    monkeypatch.setattr(vendor, "CUDNN_DOCUMENTS", most)
+    matrices = tiles(d=12, d_mid=8)
     rows = jnp.asarray([np.repeat([0, 3, 4], [5, 100, 23]), np.repeat([7, 9], [1, 127])], jnp.int32)
-    same = alg.UNIDIRECTIONAL & alg.documents(rows)
-    others = StructuralMask(unidirectional=True, documents_z=rows, documents_x=rows + 1)
-    for most, mask, by_array in ((64, same, False), (3, same, False), (2, same, True), (64, others, True)):
-        monkeypatch.setattr(vendor, "CUDNN_DOCUMENTS", most)
-        found = vendor.cudnn_documents(*matrices, mask, None)
-        if by_array:
-            assert np.isnan(found).all()
-        else:
-            np.testing.assert_allclose(found, dense_attention(*matrices, Scores(mask)), atol=1e-5)
+    mask = StructuralMask(unidirectional=True, documents_z=rows, documents_x=rows + of_x)
+    found = cudnn_attention(*matrices, mask, None)
+    if by_array:
+        assert np.isnan(found).all()
+    else:
+        np.testing.assert_allclose(found, dense_attention(*matrices, Scores(mask)), atol=1e-5)
+
+
+AS_OFFSETS = {"change": {}, "l_x": 128, "capability": (9, 0)}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"change": {"width": 40}},
+        {"change": {"length": 77}},
+        {"change": {"unidirectional": False}},
+        {"l_x": 256},
+        {"capability": (8, 9)},
+        {"capability": ()},
+    ],
+    ids=["a window", "padding", "the future", "other queries", "an older GPU", "no GPU here"],
+)
+def test_documents_that_cudnn_gets_as_an_array(other, monkeypatch):
+    rows = np.zeros((2, 128), np.int32)
+
+    def by_offsets(change, l_x, capability):
+        monkeypatch.setattr(vendor, "_compute_capability", lambda: capability)
+        mask = StructuralMask(**{"unidirectional": True, "documents_z": rows, "documents_x": rows} | change)
+        Q, K, _ = tiles(d=8, l_x=l_x)
+        return vendor._by_offsets(mask, Q, K)
+
+    assert by_offsets(**AS_OFFSETS)
+    assert not by_offsets(**AS_OFFSETS | other)
 
 
 @pytest.mark.parametrize("mask", [alg.UNIDIRECTIONAL, OF_EACH], ids=["of one", "of each"])

@@ -24,7 +24,7 @@ from training.oracle import lines, softmax
 
 Arrays = dict[str, np.ndarray]
 
-LIBRARIES = {"gpu": ("cudnn", "cudnn_documents"), "tpu": ("pallas",)}
+LIBRARIES = {"gpu": ("cudnn",), "tpu": ("pallas",)}
 """Platform → its library's kernels for attention."""
 DTYPES = {"cpu": ("float32", "bfloat16"), "gpu": ("float32", "bfloat16", "float16"), "tpu": ("float32", "bfloat16")}
 LIMITS = {"float32": 1e-4, "float16": 0.0125, "bfloat16": 0.1}

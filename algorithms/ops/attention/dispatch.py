@@ -22,8 +22,6 @@ from algorithms.ops.attention.strips import in_strips, strips_attention
 from algorithms.ops.attention.tiles import SMALL, ByDistance, Scores, dense_attention, gathered_by_distance
 from algorithms.ops.attention.vendor import (
     cudnn_attention,
-    cudnn_documents,
-    cudnn_documents_refuses,
     cudnn_refuses,
     library_attention,
     pallas_attention,
@@ -39,7 +37,6 @@ RULES = {"dense": dense_attention, "blockwise": blockwise_attention, "strips": s
 
 LIBRARY_KERNELS = {
     "cudnn": (cudnn_attention, cudnn_refuses),
-    "cudnn_documents": (cudnn_documents, cudnn_documents_refuses),  # in no call until it is compared on a GPU
     "pallas": (pallas_attention, pallas_refuses),
 }
 """Name of a library's kernel → the kernel, and the function that says why it is not available for these arguments."""

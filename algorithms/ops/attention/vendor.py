@@ -1,9 +1,10 @@
 """The attention kernels of libraries, with the same interface and masks as the hand-derived rules.
 
 They are cuDNN's, through ``jax.nn.dot_product_attention``, and for TPUs the Pallas kernel shipped with JAX. Inputs that
-a kernel cannot compute exactly are refused with the reason. Masks for which cuDNN has no option, such as packed
-documents, are passed as an array of 0 and a large negative number, which is exact; scores by distance would be rounded
-in such an array. For a token with nothing to attend to, the kernels return arbitrary values, set to 0 afterwards.
+a kernel cannot compute exactly are refused with the reason. Masks for which cuDNN has no option are passed as an array
+of 0 and a large negative number, which is exact; scores by distance would be rounded in such an array. A few packed
+documents are passed as their first tokens and lengths, which is faster. For a token with nothing to attend to, the
+kernels return arbitrary values, set to 0 afterwards.
 
 Kernels have a first derivative only. Second and higher ones are those of the blockwise rule: its passes take the place
 of the kernel's as soon as they are differentiated, in forward or in reverse mode.
@@ -13,7 +14,7 @@ import contextlib
 import functools
 import re
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +42,8 @@ PALLAS_ROW = 512
 CUDNN_ARRAY = 8192
 """The most tokens for which a structural mask is given to cuDNN as an array: 2 bytes for each score of a sequence."""
 
-CUDNN_DOCUMENTS = 64
-"""The most documents of a sequence that cuDNN gets by their first tokens and lengths."""
+CUDNN_DOCUMENTS = 8
+"""The most documents of a sequence that cuDNN gets by first tokens and lengths; its time grows with this number."""
 
 CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
 """JAX's primitive for cuDNN's forward kernel, whose outputs have no ``checkpoint_name``."""
@@ -66,21 +67,6 @@ def cudnn_refuses(Q: Array, K: Array, V: Array, scores: Scores, platform: str) -
     if isinstance(mask, StructuralMask) and mask.first is not None:
         return "its first query is token 0"
     return _refused_array(mask, l_x, l_z)
-
-
-def cudnn_documents_refuses(Q: Array, K: Array, V: Array, scores: Scores, platform: str) -> str | None:
-    """Why cuDNN's kernel does not accept documents by their first tokens and lengths, or None if it does."""
-    mask = scores.mask
-    if (reason := cudnn_refuses(Q, K, V, scores, platform)) is not None:
-        return reason
-    of_others = isinstance(mask, StructuralMask) and (mask.width, mask.length, mask.prefix, mask.blocks_z)
-    if not of_others or any(a is not None for a in of_others) or not mask.unidirectional or mask.documents_z is None:
-        return "it accepts causal documents alone"
-    if () < (_compute_capability() or ()) < (9, 0):
-        return "it needs a GPU of compute capability 9.0 for documents"
-    if len(Q) != len(K) and _numbers(jax.__version__) < (0, 11, 1):
-        return "JAX before 0.11.1 counts documents wrongly where heads share keys"
-    return None
 
 
 def _refused_heads(d_attn: int, d_mid: int, gpu: Numbers | None, cudnn: Numbers) -> str | None:
@@ -236,14 +222,19 @@ def cudnn_attention(
     mask: Mask,
     cap: None,
 ) -> Float[Array, "H d_mid B l_x"]:
-    """The kernel of cuDNN, forward and backward. An array becomes 0 or a large negative number, added to the scores.
+    """The kernel of cuDNN, forward and backward. An array becomes 0 or a large negative number, added to the scores;
+    documents are an array, too, if a sequence has more than `CUDNN_DOCUMENTS` of them.
 
     JAX requires queries, keys and values with the same number of rows, a multiple of 8: zeros fill the shorter ones.
     """
     (d_attn, B, l_x), d_mid, l_z = Q.shape[1:], V.shape[1], K.shape[-1]
     d = -(-max(d_attn, d_mid) // 8) * 8
-    q, k, v = (_filled(a, d).transpose(2, 3, 0, 1) for a in (Q, K, V))  # [B, l, H, d]
-    options: dict[str, Any] = {"scale": d_attn**-0.5}
+
+    def computed(attention: Any, *matrices: Array, **options: Any) -> Array:
+        q, k, v = (_filled(a, d).transpose(2, 3, 0, 1) for a in matrices)  # [B, l, H, d]
+        return attention(q, k, v, scale=d_attn**-0.5, **options)[..., :d_mid].transpose(2, 3, 0, 1)
+
+    options: dict[str, Any] = {"implementation": "cudnn"}
     if isinstance(mask, StructuralMask) and not _is_array(mask):
         options["is_causal"] = mask.unidirectional
         if mask.width is not None:  # which bounds the past only: without is_causal, all of the future is allowed
@@ -251,45 +242,51 @@ def cudnn_attention(
         if mask.length is not None:
             options["key_value_seq_lengths"] = jnp.broadcast_to(jnp.asarray(mask.length, jnp.int32), (B,))
             options["query_seq_lengths"] = jnp.full(B, l_x, jnp.int32)
-    else:
+        return computed(jax.nn.dot_product_attention, Q, K, V, **options)
+
+    def by_array(*matrices: Array) -> Array:
+        allowed, of_array = mask, options
         if isinstance(mask, StructuralMask):
-            options["is_causal"] = mask.unidirectional  # so that the kernel skips the future
-            mask = mask.dense(l_z, l_x)
-        options["mask"] = jnp.broadcast_to(mask.swapaxes(-1, -2), (B, l_x, l_z))[:, None]
-    v_tilde = jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **options)
-    return v_tilde[..., :d_mid].transpose(2, 3, 0, 1)
+            of_array = options | {"is_causal": mask.unidirectional}  # so that the kernel skips the future
+            allowed = mask.dense(l_z, l_x)
+        allowed = jnp.broadcast_to(allowed.swapaxes(-1, -2), (B, l_x, l_z))[:, None]
+        return computed(jax.nn.dot_product_attention, *matrices, mask=allowed, **of_array)
+
+    if not _by_offsets(mask, Q, K):
+        return by_array(Q, K, V)
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn  # as jax.nn's function does not accept offsets
+
+    few, first, length = _offsets(mask, B)
+    of_documents = {"q_seqlen": length, "kv_seqlen": length, "q_offsets": first, "kv_offsets": first}
+    of_documents |= {"mask_type": cudnn.MaskType.PADDING_CAUSAL, "qkv_layout": "BTNH"}
+    by_offsets = functools.partial(computed, cudnn.dot_product_attention, **of_documents)
+    return jax.lax.cond(few, by_offsets, by_array, Q, K, V)
 
 
-def cudnn_documents(
-    Q: Float[Array, "H d_attn B l_x"],
-    K: Float[Array, "H_kv d_attn B l_z"],
-    V: Float[Array, "H_kv d_mid B l_z"],
-    mask: Any,
-    cap: None,
-) -> Float[Array, "H d_mid B l_x"]:
-    """The same kernel, given the first token and the length of each document, by a private function of JAX. As an array
-    if a sequence has more than `CUDNN_DOCUMENTS`, or not the same ones, in rising order, for queries and context.
+def _by_offsets(mask: Mask, Q: Array, K: Array) -> TypeGuard[StructuralMask]:
+    """Whether cuDNN accepts the mask as the first tokens and lengths of documents.
+
+    JAX asks the local GPU, so a program for another one gets an array. Before 0.11.1, it counts documents wrongly where
+    heads share keys.
     """
-    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+    if not isinstance(mask, StructuralMask) or mask.documents_z is None or Q.shape[-1] != K.shape[-1]:
+        return False
+    alone = all(a is None for a in (mask.width, mask.length, mask.prefix, mask.blocks_z))
+    local = (_compute_capability() or ()) >= (9, 0)
+    return mask.unidirectional and alone and local and (len(Q) == len(K) or _numbers(jax.__version__) >= (0, 11, 1))
 
-    (d_attn, B, l), d_mid = Q.shape[1:], V.shape[1]
-    d = -(-max(d_attn, d_mid) // 8) * 8
-    of_x, of_z = (jnp.broadcast_to(a, (B, a.shape[-1])).astype(jnp.int32) for a in (mask.documents_x, mask.documents_z))
-    begins = jnp.diff(of_z, axis=1, prepend=of_z[:, :1] - 1) > 0
-    fits = (of_x == of_z).all() & (jnp.diff(of_z, axis=1) >= 0).all() & (begins.sum(axis=1) <= CUDNN_DOCUMENTS).all()
+
+def _offsets(mask: StructuralMask, B: int) -> tuple[Array, Array, Array]:
+    """The first tokens ``[B, CUDNN_DOCUMENTS + 1]`` and lengths ``[B, CUDNN_DOCUMENTS]`` of documents, −1 after the
+    last, and whether they tell the mask: each sequence has so few, in rising order, the same in queries and context.
+    """
+    of_x, of_z = (jnp.broadcast_to(a, (B, a.shape[-1])) for a in (mask.documents_x, mask.documents_z))
+    l, begins = of_z.shape[-1], jnp.diff(of_z, axis=1, prepend=of_z[:, :1] - 1) > 0
+    few = (of_x == of_z).all() & (jnp.diff(of_z, axis=1) >= 0).all() & (begins.sum(axis=1) <= CUDNN_DOCUMENTS).all()
     first = jax.vmap(functools.partial(jnp.nonzero, size=CUDNN_DOCUMENTS, fill_value=-1))(begins)[0].astype(jnp.int32)
     first = jnp.pad(first, ((0, 0), (0, 1)), constant_values=-1)
     end = jnp.where(first[:, 1:] < 0, l, first[:, 1:])
-    length = jnp.where(first[:, :-1] < 0, -1, end - first[:, :-1])
-    options: dict[str, Any] = {"scale": d_attn**-0.5, "mask_type": cudnn.MaskType.PADDING_CAUSAL, "qkv_layout": "BTNH"}
-    options |= {"q_seqlen": length, "kv_seqlen": length, "q_offsets": first, "kv_offsets": first}
-
-    def by_offsets(*matrices: Array) -> Array:
-        q, k, v = (_filled(a, d).transpose(2, 3, 0, 1) for a in matrices)
-        v_tilde: Any = cudnn.dot_product_attention(q, k, v, **options)
-        return v_tilde[..., :d_mid].transpose(2, 3, 0, 1)
-
-    return jax.lax.cond(fits, by_offsets, functools.partial(cudnn_attention, mask=mask, cap=cap), Q, K, V)
+    return few, first, jnp.where(first[:, :-1] < 0, -1, end - first[:, :-1])
 
 
 def _filled(a: Float[Array, "H d_a B l"], d: int) -> Float[Array, "H d B l"]:
