@@ -24,7 +24,8 @@ class Scalar:
         self.f = f
 
     def losses(self, params, batch, options, **_):
-        return Losses(self.f(params["w"]).astype(jnp.float32), None)
+        nats = self.f(params["w"]).astype(jnp.float32)
+        return Losses(nats, nats, None, None)
 
     def weights(self, batch):
         return jnp.ones(1)
