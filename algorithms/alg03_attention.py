@@ -12,7 +12,7 @@ from algorithms.machinery.contract import algorithm, compiled
 from algorithms.masks import Mask
 from algorithms.notation import Options
 from algorithms.ops.activation import softmax
-from algorithms.ops.attention.dispatch import LazyScores, scores
+from algorithms.ops.attention.dispatch import scores
 from algorithms.ops.linear import linear
 from algorithms.parameters import AttentionParams, MHAttentionParams, head_shapes
 
@@ -53,9 +53,8 @@ class Steps:
         """What line 4 and the return read, from the results of lines 1 to 3."""
         return Q, K, V
 
-    def scores(self, K: Any, Q: Any, *, heads: bool) -> LazyScores:
-        """The scores of line 4; ``heads``: of several heads, whose axis comes first."""
-        return scores(K, Q, heads=heads)
+    scores: Any = staticmethod(scores)
+    """The scores of line 4; ``heads``: of several heads, whose axis comes first."""
 
     def result(self, V_tilde: Any) -> Any:
         """What Algorithm 4 returns, from its last line."""

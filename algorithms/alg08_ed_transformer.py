@@ -139,7 +139,7 @@ def ed_hidden_state(
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 1-20 of Algorithm 8: the decoder's hidden state X, from which W_u predicts the next token."""
     of_z: Any = {"z_length": z_length, "z_segments": z_segments}
-    key: Any = dropout_key()
+    key: Any = dropout_key.get()
     Z = ed_encoding(z, theta, z_mask=z_mask, **of_z, key=fold_in(key, 0))
     masks: Any = of_z | {"mask": mask, "cross_mask": cross_mask, "segments": segments}
     return ed_decoding(Z, x, theta, **masks, key=fold_in(key, 1))

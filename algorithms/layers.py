@@ -1,5 +1,6 @@
 """The building blocks of Algorithms 8 to 10 for a given variant, and the loop over the layers."""
 
+import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -169,7 +170,7 @@ class Lines(NamedTuple):
 
     def projected(self, X: Float[Array, "d_e *columns"], theta: Any) -> Float[Array, "d_f *columns"]:
         """Lines 10 and 11 of Algorithm 9 in a decoder that has them, such as Ettin's; X if θ has no W_f."""
-        return self.layer_norm(self.projection(X, theta, gelu), theta.norm_f)
+        return X if theta.W_f is None else self.layer_norm(self.projection(X, theta, gelu), theta.norm_f)
 
     def _added(self, Y):
         """The output of an attention or MLP, as it is added to the residual stream."""
@@ -181,7 +182,7 @@ class Lines(NamedTuple):
 
     def _key(self, i: int) -> OptionalKey:
         """The key of line i of those with dropout in this layer."""
-        return fold_in(dropout_key(), self.draws * self.l + i)
+        return fold_in(dropout_key.get(), self.draws * self.l + i)
 
     def each_layer(self, X: Any, layers: Layers, *reads: Any) -> Callable[[Layer], Any]:
         """``for l = 1, …, L: X ← layer(X, θ_l, f, …)``, written above the body of the loop, as in `algorithms.loops`.
@@ -222,31 +223,30 @@ class Lines(NamedTuple):
         return X, MixerCaches(*map(tuple, zip(*found, strict=True)))
 
     def _in_loops(self, body, X, layers, reads):
-        stacks, found = stacks_of(layers), []
-        X = match_varying_axes((X, stacks, reads, self.table, dropout_key()))[0]
-        of_runs = zip(stacks, *(of or (None,) * len(stacks) for of in self.caches), strict=True)
+        """A loop for each run of layers and, if a cycle of runs is repeated, one around these."""
+        stacks, found, (own, context) = stacks_of(layers), [], self.caches
+        X = match_varying_axes((X, stacks, reads, self.table, dropout_key.get()))[0]
+        nothing = (None,) * len(stacks)
+        of_runs = zip(stacks, own or nothing, context or nothing, strict=True)
         for runs in self.variant.parts(count_layers(layers, self.variant)):
-            X, new = self._cycles(body, X, runs, [next(of_runs) for _ in runs], reads)
+            times, of_cycle = runs[0].times, list(itertools.islice(of_runs, len(runs)))
+
+            def cycle(X, numbered, runs=runs):
+                p, of_cycle = numbered
+                found = []
+                for run, (stack, *caches) in zip(runs, of_cycle, strict=True):
+                    X, new = self._run(body, X, run, run.start + p * run.step, stack, MixerCaches(*caches), reads)
+                    found.append(new)
+                return X, found
+
+            if times == 1:
+                X, new = cycle(X, (0, of_cycle))
+            else:
+                by_cycle = jax.tree.map(lambda a, n=times: a.reshape(n, len(a) // n, *a.shape[1:]), of_cycle)
+                X, new = jax.lax.scan(cycle, X, (jnp.arange(times), by_cycle), unroll=static.value.unroll)
+                new = jax.tree.map(of_all_heads, new)
             found += new
         return X, MixerCaches(*map(tuple, zip(*found, strict=True)))
-
-    def _cycles(self, body, X, runs, of_runs, reads):
-        """The layers of runs of a cycle: a loop for each run and, if the cycle is repeated, one around them."""
-        times = runs[0].times
-
-        def cycle(X, of_cycle):
-            p, of_runs = of_cycle
-            found = []
-            for run, (stack, *caches) in zip(runs, of_runs, strict=True):
-                X, new = self._run(body, X, run, run.start + p * run.step, stack, MixerCaches(*caches), reads)
-                found.append(new)
-            return X, found
-
-        if times == 1:
-            return cycle(X, (0, of_runs))
-        by_cycle = jax.tree.map(lambda a: a.reshape(times, len(a) // times, *a.shape[1:]), of_runs)
-        X, found = jax.lax.scan(cycle, X, (jnp.arange(times), by_cycle), unroll=static().unroll)
-        return X, jax.tree.map(of_all_heads, found)
 
     def _run(self, body, X, run, first, stack, caches, reads):
         """Layers with parameters of equal shapes, from number ``first`` on."""
@@ -260,7 +260,7 @@ class Lines(NamedTuple):
 
         turn = _recomputed(turn, X, alone=len(run.layers) == 1)
         xs = None if shared > 1 else stack, jnp.arange(len(run.layers)), caches
-        return jax.lax.scan(turn, X, xs, unroll=static().unroll)
+        return jax.lax.scan(turn, X, xs, unroll=static.value.unroll)
 
 
 def with_caches(lines: Callable[..., Any], f: Lines, *arguments: Any) -> tuple[Any, MixerCaches]:
@@ -315,7 +315,7 @@ def _recomputed(turn: Callable[..., Any], X: Any, *, alone: bool) -> Callable[..
     In a loop on a GPU, norms and activations are always recomputed: storing them would move more bytes. No product is
     computed twice for that. Outside of a loop, or ``alone`` in one, XLA would merge the recomputation.
     """
-    remat, unroll = static().remat, static().unroll
+    remat, unroll = static.value.remat, static.value.unroll
     if not remat and (unroll or platform_of(X) not in ("gpu", "cuda")):
         return turn
     names = {True: (), "all but attention": ATTENTION_RESIDUALS}.get(remat, (*ATTENTION_RESIDUALS, PRODUCT))

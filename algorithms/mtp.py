@@ -61,7 +61,7 @@ def mtp_hidden_state(
     """
     mask, positions = in_documents(mask, segments, positions)
     columns = mtp_columns(X, y, theta, length=length, positions=positions)
-    with using(key=fold_in(dropout_key(), 2 * count_layers(theta.layers, theta.variant))):
+    with using(key=fold_in(dropout_key.get(), 2 * count_layers(theta.layers, theta.variant))):
         return d_hidden_state(columns, mtp_decoder(theta), length=length, mask=mask, positions=positions)
 
 

@@ -28,7 +28,7 @@ class AttentionParams(NamedTuple):
     b_v: Array | None
 
     def __shapes__(self) -> "AttentionParams":
-        return head_shapes("", d_x="d_x", d_z="d_z")
+        return OF_A_HEAD
 
 
 def head_shapes(H: str, *, d_x: str, d_z: str, biases: Any = True) -> AttentionParams:
@@ -42,6 +42,9 @@ def head_shapes(H: str, *, d_x: str, d_z: str, biases: Any = True) -> AttentionP
         W_v=array(f"{H_kv} d_mid {d_z}"),
         b_v=array(f"{H_kv} d_mid", biases),
     )
+
+
+OF_A_HEAD = head_shapes("", d_x="d_x", d_z="d_z")
 
 
 @serializable

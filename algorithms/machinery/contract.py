@@ -7,7 +7,7 @@ an annotation                           means
                                         of H_kv divides that of H
 ``Integer[Array, "*#batch l"]``         the batch axes may be left out
 ``DTransformerParams``                  parameters; their method ``__shapes__`` has the `Shape` of each array, and
-                                        ``__sizes__``, if there is one, known sizes of axes
+                                        the ``sizes`` of their variant, if they have one, are known sizes of axes
 ``Annotated[AttentionParams, shapes]``  parameters of these shapes
 ``StructuralMask``                      another pytree, each field checked against its own annotation
 ``Literal["auto", "paper"]``            a choice
@@ -41,8 +41,8 @@ from jax.sharding import PartitionSpec
 
 from algorithms.machinery.devices import explicit_mesh, spec_of, with_auto_axes
 from algorithms.machinery.naming import numbered
-from algorithms.machinery.options import is_inside, using
-from algorithms.machinery.record import Allowed, Range, alternatives, as_number, fits, refusal, words_for
+from algorithms.machinery.options import inside, using
+from algorithms.machinery.record import Allowed, Range, alternatives, as_number, refusal, words_for
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -115,7 +115,7 @@ class _Kinds(NamedTuple):
 
     trees: tuple[Allowed, ...] = ()
     arrays: tuple[Any, ...] = ()
-    numbers: tuple[Any, ...] = ()  # in place of arrays; None, too
+    numbers: tuple[type, ...] = ()  # in place of arrays; that of None, too, and with float that of integers
 
     @property
     def is_static(self) -> bool:
@@ -127,8 +127,9 @@ class _Kinds(NamedTuple):
 def _kinds(annotation: Any) -> _Kinds:
     kinds = alternatives(annotation)
     trees = tuple(kind for kind in kinds if hasattr(kind.type, "__shapes__") or _fields_of(kind.type))
-    numbers = tuple(kind.type for kind in kinds if kind.type in (int, float, type(None)))
-    return _Kinds(trees, tuple(kind.type for kind in kinds if is_array(kind.type)), numbers)
+    numbers = {kind.type for kind in kinds} & {int, float, type(None)}
+    numbers |= {int} if float in numbers else set()
+    return _Kinds(trees, tuple(kind.type for kind in kinds if is_array(kind.type)), tuple(numbers))
 
 
 @functools.cache
@@ -208,24 +209,31 @@ class Axes:
         Raises TypeError if the value is of another kind, ValueError if its shape or its value is not allowed.
         """
         kinds = _kinds(annotation)
-        tree = next((kind for kind in kinds.trees if isinstance(value, kind.type)), None)
-        if tree is not None and hasattr(value, "__shapes__"):
-            shapes = next((note for note in tree.notes if isinstance(note, tree.type)), None) or value.__shapes__()
-            sizes = getattr(value, "__sizes__", dict)()
-            self.size, self.origin = self.size | sizes, self.origin | dict.fromkeys(sizes, "the variant")
-            self._check_parameters(name, value, shapes, getattr(value, "variant", None))
-        elif tree is not None:
-            for field, of_field in _fields_of(tree.type).items():
-                if getattr(value, field) is not getattr(type(value), field, None):  # a default
-                    self.check(f"{name}.{field}", getattr(value, field), of_field)
-        elif not kinds.arrays:
+        for tree in kinds.trees:
+            if isinstance(value, tree.type):
+                self._check_tree(name, value, tree)
+                return
+        if not kinds.arrays:
             refused = refusal(as_number(value), annotation)
             if refused is not None:
                 got = described(value) if refused[0] is TypeError else repr(value)
                 raise refused[0](f"{name}: expected {refused[1]}, got {got}")
-        elif not any(fits(value, kind) for kind in kinds.numbers):
-            of = next((kind for kind in kinds.arrays if _may_be(value, kind)), kinds.arrays[0])
+        elif isinstance(value, bool) or not isinstance(value, kinds.numbers):
+            of = kinds.arrays[0]
+            if len(kinds.arrays) > 1:
+                of = next(filter(functools.partial(_may_be, value), kinds.arrays), of)
             self._check_array(name, value, of.dtype.__name__, of.dim_str, kinds)
+
+    def _check_tree(self, name: str, value: Any, tree: Allowed) -> None:
+        if not hasattr(value, "__shapes__"):
+            for field, of_field in _fields_of(tree.type).items():
+                if getattr(value, field) is not getattr(type(value), field, None):  # a default
+                    self.check(f"{name}.{field}", getattr(value, field), of_field)
+            return
+        (shapes,), variant = tree.notes or (value.__shapes__(),), getattr(value, "variant", None)
+        sizes = {} if variant is None else variant.sizes
+        self.size, self.origin = self.size | sizes, self.origin | dict.fromkeys(sizes, "the variant")
+        self._check_parameters(name, value, shapes, variant)
 
     def _check_parameters(self, name: str, value: Any, shapes: Any, variant: Any) -> None:
         """Check parameters against their `Shape`. Without a variant, extra ones are allowed, and biases may be None."""
@@ -327,7 +335,9 @@ def _by_name(axes: list[str], values: tuple[Any, ...]) -> dict[str, Any] | None:
 
     None if the array has fewer axes than names, or too many.
     """
-    at = next((i for i, axis in enumerate(axes) if "batch" in axis), len(axes))
+    at = len(axes)
+    for i, axis in enumerate(axes):
+        at = i if "batch" in axis else at
     n = len(values) - len(axes) + (at < len(axes))
     if n < 0 or (n and at == len(axes)):
         return None
@@ -354,8 +364,8 @@ def _words_for_array(of: str, dims: str) -> str:
 
 def _may_be(array: Any, kind: Any) -> bool:
     """Whether an array has the dtype of this kind, and as many axes at least."""
-    axes = sum(axis[0] not in "*." for axis in kind.dim_str.split())
-    return has_dtype(array, KINDS[kind.dtype.__name__][1]) and array.ndim >= axes
+    axes = kind.dim_str.split()
+    return has_dtype(array, KINDS[kind.dtype.__name__][1]) and array.ndim >= len(axes) - ("batch" in kind.dim_str)
 
 
 RELATIONS: list[tuple[tuple[str, ...], tuple[str, ...], Callable[..., None]]] = []
@@ -448,14 +458,14 @@ class Contract:
 
         Raises TypeError if an argument is of another kind, ValueError if a shape or a value is not allowed.
         """
-        arguments, axes = self.bound(args, kwargs), Axes()
-        given = {name: value for name, value in arguments.items() if value is not self.defaults[name]}
+        arguments, axes, given = self.bound(args, kwargs), Axes(), set()
         for name in dict.fromkeys((*self.static, *arguments)):
-            if name in given:  # defaults are allowed
-                axes.check(name, given[name], self.annotations[name])
+            if arguments[name] is not self.defaults[name]:  # these are allowed
+                given.add(name)
+                axes.check(name, arguments[name], self.annotations[name])
         for functions, names, relate in RELATIONS:
             applies = arguments.keys() >= set(names) and self.name in (functions or (self.name,))
-            if applies and not given.keys().isdisjoint(names):
+            if applies and not given.isdisjoint(names):
                 relate(*map(arguments.get, names))
 
     def check_values(self, *args: Any, **kwargs: Any) -> None:
@@ -525,10 +535,11 @@ def compiled(function: Callable[P, R_co]) -> Public[P, R_co]:
 
     @functools.wraps(named)
     def run(*args, **kwargs):
-        if is_inside() and contract.options.keys().isdisjoint(kwargs):
+        names = contract.options.keys() & kwargs.keys()
+        if inside.get() and not names:
             return named(*args, **kwargs)
-        given = {name: kwargs.pop(name) for name in contract.options if name in kwargs}
-        with using(**given if is_inside() else contract.options | given):
+        given = dict(zip(names, map(kwargs.pop, names), strict=True))
+        with using(**given if inside.get() else contract.options | given):
             return named(*args, **kwargs)
 
     @functools.wraps(run)
@@ -543,7 +554,7 @@ def compiled(function: Callable[P, R_co]) -> Public[P, R_co]:
 
     @functools.wraps(run)
     def public(*args, **kwargs):
-        if is_inside():
+        if inside.get():
             return run(*args, **kwargs)
         kwargs = {name: as_number(v) if name in contract.static else v for name, v in kwargs.items()}
         contract.check_values(*args, **kwargs)

@@ -25,9 +25,14 @@ class Static(NamedTuple):
     unroll: bool = False
 
 
-_static = jax.make_user_context(default_value=Static())
-_key: contextvars.ContextVar[Any] = contextvars.ContextVar("_key", default=None)
-_inside: contextvars.ContextVar[bool] = contextvars.ContextVar("_inside", default=False)
+static: Any = jax.make_user_context(default_value=Static())
+"""The options without arrays: ``static.value`` is a `Static`."""
+
+dropout_key: contextvars.ContextVar[Any] = contextvars.ContextVar("dropout_key", default=None)
+"""The key, or keys, of the dropout; None: nothing is dropped."""
+
+inside: contextvars.ContextVar[bool] = contextvars.ContextVar("inside", default=False)
+"""Whether the body of a public function is running."""
 
 
 @contextlib.contextmanager
@@ -36,35 +41,20 @@ def using(**options: Any) -> Iterator[None]:
 
     Options: ``implementation``, ``dropout``, ``key``, ``remat`` and ``unroll``; those left out stay as they are.
     """
-    tokens = [(_inside, _inside.set(True))]
+    tokens = [(inside, inside.set(True))]
     if "key" in options:
-        tokens.append((_key, _key.set(options.pop("key"))))
+        tokens.append((dropout_key, dropout_key.set(options.pop("key"))))
     try:
-        with _static(_static.value._replace(**options)):
+        with static(static.value._replace(**options)):
             yield
     finally:
         for variable, token in tokens:
             variable.reset(token)
 
 
-def is_inside() -> bool:
-    """Whether the body of a public function is running."""
-    return _inside.get()
-
-
-def static() -> Static:
-    """The options without arrays."""
-    return _static.value
-
-
-def dropout_key() -> Any:
-    """The key, or keys, of the dropout; None: nothing is dropped."""
-    return _key.get()
-
-
 def as_printed() -> bool:
     """Whether the lines run as printed, and JAX derives their backward passes."""
-    return _static.value.implementation == "paper"
+    return static.value.implementation == "paper"
 
 
 def outside_trace(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -65,13 +65,17 @@ def words_for(kind: Any) -> str:
 def refusal(value: Any, annotation: Any) -> tuple[type[Exception], str] | None:
     """The error for a value that an annotation without arrays does not allow, and what it expects; otherwise None."""
     kinds = alternatives(annotation)
-    kind = next((kind for kind in kinds if fits(value, kind.type)), None)
-    if kind is None:
+    for kind in kinds:
+        if fits(value, kind.type):
+            break
+    else:
         is_choice = any(typing.get_origin(kind.type) is Literal for kind in kinds)
         return ValueError if is_choice else TypeError, " or ".join(words_for(kind.type) for kind in kinds)
-    notes = [note for note in kind.notes if isinstance(note, Range) and value is not None and not note.holds(value)]
-    or_none = ", or None" if type(None) in (kind.type for kind in kinds) else ""
-    return (ValueError, f"{notes[0].says}{or_none}") if notes else None
+    for note in kind.notes:
+        if isinstance(note, Range) and value is not None and not note.holds(value):
+            or_none = ", or None" if type(None) in (kind.type for kind in kinds) else ""
+            return ValueError, f"{note.says}{or_none}"
+    return None
 
 
 def fits(value: Any, kind: Any) -> bool:

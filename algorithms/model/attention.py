@@ -26,6 +26,8 @@ from algorithms.ops.attention.dispatch import LazyScores, Weights, scores
 from algorithms.ops.linear import linear
 from algorithms.parameters import MHAttentionParams, head_shapes
 
+MH_ATTENTION = plain(mh_attention)
+
 
 class At(NamedTuple):
     """Inputs of an attention's methods besides queries, keys and values."""
@@ -179,7 +181,7 @@ class Attention(Mixer):
         """Algorithm 5 with this line's steps, and the new cache, or the queries, keys and values without one."""
         at = self._at(X, W, metadata, context)
         (X, Z, of_lines), f = at.inputs, _Steps(self, at, cache, metadata, mask)
-        V_tilde = plain(mh_attention)(X, Z, of_lines, mask, f=f)
+        V_tilde = MH_ATTENTION(X, Z, of_lines, mask, f=f)
         if self.normalize_output is not None:
             V_tilde = self.normalize_output(V_tilde, of_lines.norm_out)
         return V_tilde, f.new_cache

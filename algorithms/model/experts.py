@@ -189,7 +189,7 @@ class Experts(MLP):
         activation: Activation,
     ) -> Float[Array, "d_e *columns"]:
         """``Σ_j G[j, t] MLP(X[:, t] | 𝓦_i)`` for the experts ``i = chosen[j, t]``; no others are computed."""
-        kept = dropout(jnp.ones((experts.W_mlp1.shape[1], *X.shape[1:]), X.dtype)) if static().dropout else None
+        kept = dropout(jnp.ones((experts.W_mlp1.shape[1], *X.shape[1:]), X.dtype)) if static.value.dropout else None
 
         def of_device(X, chosen, G, kept, experts, first):
             T = math.prod(X.shape[1:])

@@ -229,5 +229,5 @@ class Rotary(Positions):
         t = t.reshape(*(1,) * (Q.ndim - 1 - t.ndim), *t.shape).astype(dtype)
         angle = of.asarray(frequencies, dtype).reshape(-1, *(1,) * (t.ndim - 1)) * t
         cos, sin = (jnp.asarray(f(angle) if factor == 1 else f(angle) * factor) for f in (of.cos, of.sin))
-        rotated = rotate(Q[:, :d], cos, sin, self.pairs)
+        rotated = rotate(self.pairs, Q[:, :d], cos, sin)
         return rotated if d == Q.shape[1] else jnp.concatenate([rotated, Q[:, d:]], axis=1)

@@ -43,7 +43,10 @@ def count_layers(layers: Layers, variant: Variant) -> int:
     """The number of layers of these parameters."""
     if isinstance(layers, list):
         return len(layers)
-    return variant.shared_layers * sum(len(jax.tree.leaves(stack)[0]) for stack in stacks_of(layers))
+    n = 0
+    for stack in stacks_of(layers):
+        n += len(jax.tree.leaves(stack)[0])
+    return variant.shared_layers * n
 
 
 def places(variant: Variant, L: int) -> list[tuple[int, int]]:
@@ -106,7 +109,6 @@ def of_a_variant(kind: C) -> C:
     """Give a class of θ the methods by which the contract checks it."""
     methods: Any = kind
     methods.__shapes__ = _shapes
-    methods.__sizes__ = lambda theta: theta.variant.sizes
     methods.__declared__ = lambda theta: theta_shapes(kind, theta.variant, theta=theta)
     methods.__repr__ = _shown
     return serializable(kind)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -181,7 +182,7 @@ class Variant(Record):
 
     def by_attention(self, l: Any, layers: tuple[LayerLines, ...], of_line: Callable[..., Any], *arguments: Any) -> Any:
         """``of_line(line, *arguments)``, with the attention of layer l, one of these layers, whose number is traced."""
-        distinct = tuple(dict.fromkeys([layer.attention for layer in layers]))
+        distinct = tuple(dict.fromkeys(map(operator.attrgetter("attention"), layers)))
         if len(distinct) == 1:
             return of_line(distinct[0], *arguments)
         numbers = [distinct.index(line) if line in distinct else 0 for line in self.attentions]
@@ -204,9 +205,9 @@ class Variant(Record):
 
     def lines(self, l: int) -> LayerLines:
         """The lines of layer l = 0, 1, …."""
-        mlps, orders = self.mlps_in_turn, self.orders
+        each, mlps, orders = self.attentions, self.mlps_in_turn, self.orders
         mlp = self.first[l] if l < len(self.first) else mlps[l % len(mlps)]
-        return LayerLines(self.attention_of(l), mlp, orders[l % len(orders)], l > 0 or self.first_norm)
+        return LayerLines(each[l % len(each)], mlp, orders[l % len(orders)], l > 0 or self.first_norm)
 
     @functools.lru_cache(maxsize=1024)  # noqa: B019 - as below
     def of_layer(self, l: int) -> "Variant":

@@ -151,11 +151,6 @@ def xielu(x: Float[Array, "*shape"], alpha_p: Float[Array, ""], alpha_n: Float[A
     return Y.astype(x.dtype)
 
 
-def activate(name: str, X: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The activation of this name, elementwise."""
-    return _activate(name, X)
-
-
 def _value(name, X):
     return _FUNCTIONS[name][0](X)
 
@@ -169,7 +164,8 @@ def _backward(name, X, dY):
     return (dY * _FUNCTIONS[name][1](X),)
 
 
-_activate = hand_derived(_forward, _backward, static=(0,), value=_value)
+activate = hand_derived(_forward, _backward, static=(0,), value=_value)
+"""``activate(name, X)``: the activation of this name, elementwise."""
 
 
 def softmax(A: Float[Array, "rows *columns"] | Any) -> Any:

@@ -48,7 +48,7 @@ def dropout(X: Float[Array, "d *columns"]) -> Float[Array, "d *columns"]:
 
     Without a key, X is unchanged.
     """
-    rate, key = static().dropout, dropout_key()
+    rate, key = static.value.dropout, dropout_key.get()
     if key is None or rate == 0:
         return X
 

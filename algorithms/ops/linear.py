@@ -152,7 +152,7 @@ def _accumulated(at_once: Callable[..., Array], A: Array, B: Array, axes: Any, d
     products of narrow factors in their own type; so the factors are widened first. Few processors multiply bfloat16.
     """
     to = jnp.result_type(A, B) if dtype is None else dtype
-    if _is_native(A, B, axes):
+    if axes is not None and A.dtype == B.dtype == jnp.bfloat16 and _is_native(A, B, axes):
         by_cpu = functools.partial(_in_float32, axes=axes, dtype=to)
     elif to == A.dtype and to.itemsize >= 4:
         return at_once(A, B)
@@ -166,10 +166,8 @@ def _accumulated(at_once: Callable[..., Array], A: Array, B: Array, axes: Any, d
 
 
 def _is_native(A: Array, B: Array, axes: Any) -> bool:
-    """Whether a CPU multiplies the factors as they are: matrices of bfloat16, none too narrow, on one device."""
-    if axes is None or A.dtype != jnp.bfloat16 or B.dtype != jnp.bfloat16 or devices_sharing(A) > 1:
-        return False
-    if not (multiplies_bfloat16() and for_this_machine()):
+    """Whether a CPU multiplies matrices of bfloat16 as they are: none too narrow, on one device."""
+    if devices_sharing(A) > 1 or not (multiplies_bfloat16() and for_this_machine()):
         return False
     n = math.prod(A.shape[i] for i in axes[0])
     return are_numbers(*A.shape, *B.shape) and min(n, A.size // max(1, n), B.size // max(1, n)) >= NARROWEST

@@ -7,21 +7,17 @@ from jaxtyping import Float
 from algorithms.machinery.options import hand_derived
 
 
-def rotate(
+def _rotated(
+    pairs: str,
     X: Float[Array, "H d *columns"],
     cos: Float[Array, "half *#columns"],
     sin: Float[Array, "half *#columns"],
-    pairs: str,
 ) -> Float[Array, "H d *columns"]:
     """``[U cos − V sin; U sin + V cos]``, where U and V are the first and the second rows of all pairs.
 
     The pairs are rows i and i + d/2 (``"halves"``), 2i and 2i + 1 (``"neighbors"``), or i + d/2 and i
     (``"halves_swapped"``).
     """
-    return _rotate(pairs, X, cos, sin)
-
-
-def _rotated(pairs, X, cos, sin):
     H, d, *columns = X.shape
     shape, axis = ((H, d // 2, 2, *columns), 2) if pairs == "neighbors" else ((H, 2, d // 2, *columns), 1)
     sin = -sin if pairs == "halves_swapped" else sin
@@ -40,4 +36,4 @@ def _backward(pairs, residuals, dY):
     return _rotated(pairs, dY, cos, -sin), jnp.zeros_like(cos), jnp.zeros_like(sin)
 
 
-_rotate = hand_derived(_forward, _backward, static=(0,), value=_rotated)
+rotate = hand_derived(_forward, _backward, static=(0,), value=_rotated)

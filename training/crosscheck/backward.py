@@ -149,8 +149,8 @@ def _rows(package: ModuleType) -> list[_Row]:
 
     def rotated(X: Any) -> Any:
         angles = jnp.arange(6.0).reshape(2, 3)
-        of = functools.partial(operation("rotation").rotate, X, jnp.cos(angles), jnp.sin(angles))
-        return jnp.stack([of(pairs) for pairs in ("halves", "neighbors")])
+        rotate, cos, sin = operation("rotation").rotate, jnp.cos(angles), jnp.sin(angles)
+        return jnp.stack([rotate(pairs, X, cos, sin) for pairs in ("halves", "neighbors")])
 
     def losses(X: Any, W_u: Any, b_u: Any, weights: Any = None) -> Any:
         targets = jnp.array([[2, 0, 5], [2, 1, 4]])

@@ -99,7 +99,8 @@ class LazyScores:
         return dataclasses.replace(self, names=(*self.names, (self.step, name)))
 
     def __rmatmul__(self, V: Any) -> Float[Array, "... l_x"]:
-        V_tilde = self.K.attend(self) if hasattr(self.K, "attend") else attend(self, V)
+        attend = getattr(self.K, "attend", None)  # of a cache
+        V_tilde = _product(self, V) if attend is None else attend(self)
         return V_tilde if isinstance(self.factor, float) and self.factor == 1 else V_tilde * self.factor
 
     @property
@@ -127,8 +128,8 @@ class LazyScores:
         if self.heads and len(K) < len(Q):
             K, V = (a if a is None else jnp.repeat(a, len(Q) // len(a), axis=0) for a in (K, V))
         of_own = jax.tree.map(lambda axis: axis - 1, of.sequences)  # without the axis of heads
-        rate, d_attn = static().dropout, self.d_attn
-        seeds = _seeds(dropout_key(), self) if rate and V is not None else None
+        rate, d_attn = static.value.dropout, self.d_attn
+        seeds = _seeds(dropout_key.get(), self) if rate and V is not None else None
 
         def score(K, Q):
             return jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))
@@ -189,13 +190,13 @@ def scores(K: Any, Q: Any, *, heads: bool = False, **options: Any) -> LazyScores
     return LazyScores(K, Q, heads, **options)
 
 
-def attend(s: LazyScores, V: Float[Array, "... l_z"]) -> Float[Array, "... l_x"]:
+def _product(s: LazyScores, V: Float[Array, "... l_z"]) -> Float[Array, "... l_x"]:
     """``V A``, of every head and sequence, by the chosen implementation.
 
     Of the dropout's keys, one for each sequence, head h draws with ``fold_in(key, h)``; without an axis of heads, the
     key is used.
     """
-    heads, batch, implementation = s.heads, s.Q.shape[1 + s.heads : -1], static().implementation
+    heads, batch, implementation = s.heads, s.Q.shape[1 + s.heads : -1], static.value.implementation
     K, V = s.K, _with_batch(V, batch, 1 + heads)
     weights, sinks = s.weights, None if s.weights is None else s.weights.sinks
     if implementation == "paper" or shows("printed"):
@@ -207,14 +208,15 @@ def attend(s: LazyScores, V: Float[Array, "... l_z"]) -> Float[Array, "... l_x"]
     if 0 in (*batch, s.Q.shape[-1], K.shape[-1]):
         return jnp.zeros_like(V, shape=(*V.shape[:-1], s.Q.shape[-1]))
     printed, s, mask = functools.partial(s.array, V), s.divided_by_root(), s.mask
-    Q, K, V = (_flat(a, heads, batch) for a in (s.Q, K, V))
-    by_distance = (_flat(s.by_distance[0], heads, batch), s.by_distance[1]) if s.by_distance else ()
+    flat = functools.partial(_flat, heads=heads, batch=batch)
+    Q, K, V, *U = map(flat, (s.Q, K, V, *s.by_distance[:1]))
+    by_distance = (*U, *s.by_distance[1:])
     of_itself = isinstance(mask, StructuralMask) and mask.documents_x is mask.documents_z
     if len(batch) > 1:  # the batch axes of the mask's arrays, merged into one
         mask = jax.tree.map(lambda a, n: a.reshape(-1, *a.shape[n:]) if n else a, mask, batch_axes(mask))
-    seeds = _seeds(dropout_key(), s) if static().dropout else None
+    seeds = _seeds(dropout_key.get(), s) if static.value.dropout else None
     seeds = None if seeds is None else seeds.reshape(len(Q), -1, 2)
-    tiles = Scores(mask, seeds, by_distance, sinks, static().dropout, s.cap)
+    tiles = Scores(mask, seeds, by_distance, sinks, static.value.dropout, s.cap)
     if implementation == "auto":
         name = automatic(Q, K, V, tiles, platform_of(Q))
     else:

@@ -8,6 +8,7 @@ once (the rule at the end of this file), square blocks, or strips.
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,7 +21,7 @@ from jaxtyping import Bool, Float, UInt32
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers, in_rows
 from algorithms.machinery.options import hand_derived
-from algorithms.masks import Mask, StructuralMask, depends_on_position, divisible_axes, sequence_axes
+from algorithms.masks import Mask, StructuralMask, batch_axes, depends_on_position, divisible_axes, sequence_axes
 from algorithms.ops.activation import capped, capped_derivative, softmax
 from algorithms.ops.dropout import keep_mask
 
@@ -43,10 +44,6 @@ class Scores:
     sinks: Any = None  # ``[H]``, or None
     dropout: float = dataclasses.field(default=0.0, metadata={"static": True})  # of attention weights
     cap: float | None = dataclasses.field(default=None, metadata={"static": True})  # c; None: KᵀQ + D over √d_attn
-
-    def of_tile(self, mask: Mask, seed: UInt32[Array, "2"] | None, by_distance: Any) -> "Scores":
-        """The scores of one tile, without sinks, which `tiles.kernel` adds."""
-        return dataclasses.replace(self, mask=mask, seeds=seed, by_distance=tuple(by_distance), sinks=None)
 
     def counted_from(self, first: Array, l_z: int) -> "Scores":
         """The scores of queries from position ``first`` of their sequence on."""
@@ -232,10 +229,10 @@ def _side_by_side(of_tile, matrices, mask, seeds):
     for_seeds = None if seeds is None else 0
     H, H_kv, B = len(matrices[0]), min(map(len, matrices)), matrices[0].shape[2]
     if H == B == 1:  # not vmap: for batched products, even of one, XLA's CPU backend transposes factors
-        axes = sequence_axes(mask)
-        mask = jax.tree.map(lambda a, axis: a if axis is None else a[0], mask, axes, is_leaf=lambda a: a is None)
-        found = of_tile(tuple(a[0, :, 0] for a in matrices), mask, None if seeds is None else seeds[0, 0])
-        return jax.tree.map(lambda a: a[None, :, None], found)
+        mask = jax.tree.map(lambda a, n: a[0] if n else a, mask, batch_axes(mask))
+        one, with_axes = operator.itemgetter((0, slice(None), 0)), operator.itemgetter((None, slice(None), None))
+        found = of_tile(tuple(map(one, matrices)), mask, None if seeds is None else seeds[0, 0])
+        return jax.tree.map(with_axes, found)
     of_sequences = tuple(1 if a.shape[2] == B else None for a in matrices)
     matrices = tuple(a[:, :, 0] if axis is None else a for a, axis in zip(matrices, of_sequences, strict=True))
     of_head = jax.vmap(of_tile, (of_sequences, sequence_axes(mask), for_seeds), 1)
@@ -265,7 +262,6 @@ def in_groups(
     """`for_each_tile`, in groups of at most n tiles side by side; of all groups, ``at_once`` may run concurrently."""
     H, _, B, _ = matrices[0].shape
     of_heads, of_sequences = _group(H, min(map(len, matrices)), B, n)
-    axes = sequence_axes(mask)
 
     def place(i):
         return i // (B // of_sequences) * of_heads, i % (B // of_sequences) * of_sequences
@@ -279,10 +275,10 @@ def in_groups(
             sizes = max(1, of_heads // shared), array.shape[1], sequences, array.shape[3]
             return jax.lax.dynamic_slice(array, (h // shared, 0, b_0, 0), sizes)
 
-        def of_mask(a, axis):
-            return a if axis is None else jax.lax.dynamic_slice_in_dim(a, b, of_sequences)
+        def of_mask(a, n):
+            return jax.lax.dynamic_slice_in_dim(a, b, of_sequences) if n else a
 
-        mask_b = jax.tree.map(of_mask, mask, axes, is_leaf=lambda a: a is None)
+        mask_b = jax.tree.map(of_mask, mask, batch_axes(mask))
         drawn = None if seeds is None else jax.lax.dynamic_slice(seeds, (h, b, 0), (of_heads, of_sequences, 2))
         return _side_by_side(of_tile, tuple(map(part, matrices)), mask_b, drawn)
 
@@ -363,7 +359,9 @@ def kernel(
     def computed(of_tile, matrices, scores):
         def of_each(matrices, mask, seed):
             n = len(matrices) - len(scores.by_distance)
-            return of_tile(*matrices[:n], scores.of_tile(mask, seed, matrices[n:]))
+            # sinks are added below
+            of_scores: Any = {"mask": mask, "seeds": seed, "by_distance": tuple(matrices[n:]), "sinks": None}
+            return of_tile(*matrices[:n], dataclasses.replace(scores, **of_scores))
 
         U_P = scores.by_distance  # all sequences share P
         of_distances = (U_P[0], U_P[1][:, :, None]) if U_P else ()
@@ -412,13 +410,9 @@ def _forward_of_tile(Q, K, V, scores):
     S = block.masked(block.scaled(Q, K))
     A = softmax(S)
     V_tilde = jnp.matmul(V, (A * block.keep).astype(V.dtype), preferred_element_type=A.dtype)
-    return V_tilde.astype(V.dtype), _log_sum_exp(S), A.astype(V.dtype)
-
-
-def _log_sum_exp(S):
-    """The log-sum-exp of each column; +∞ in a column with nothing to attend to."""
     empty = ~jnp.any(-jnp.inf < S, axis=0, keepdims=True)
-    return jnp.where(empty, jnp.inf, jax.nn.logsumexp(jnp.where(empty, 0, S), axis=0, keepdims=True))
+    log_sum_exp = jnp.where(empty, jnp.inf, jax.nn.logsumexp(jnp.where(empty, 0, S), axis=0, keepdims=True))
+    return V_tilde.astype(V.dtype), log_sum_exp, A.astype(V.dtype)
 
 
 def _backward_of_tile(Q, K, V, A, E, scores):
