@@ -191,7 +191,7 @@ GRANITE_HYBRID = GRANITE.but(
 FALCON_H1 = LLAMA.but(
     embedding=Embedding(positions=None, factor=5.656854249492381),
     attention=Parallel(
-        attention=Attention(positions=Rotary(base=100_000_000_000.0), biases=False, scale=0.390625 / 8),
+        attention=Attention(positions=Rotary(base=100_000_000_000.0), biases=False, scale=0.39062499999999994 / 8),
         recurrence=Mamba2(
             n=24,
             n_keys=1,
@@ -202,7 +202,7 @@ FALCON_H1 = LLAMA.but(
         ),
         factors=(0.9375, 0.23570226039551587),
     ),
-    mlp=MLP(activation="silu", gated=True, biases=False, factors=(0.8838834764831845, 0.5859375)),
+    mlp=MLP(activation="silu", gated=True, biases=False, factors=(0.8838834764831844, 0.5859375)),
     unembedding=Unembedding(factor=0.0390625),
 )
 """TII 2025 (Falcon-H1 0.5B): LLAMA with attention and Mamba-2 side by side, and factors of products."""

@@ -509,6 +509,9 @@ def related(slot: str, name: str) -> list[str]:
     if slot == "rotation" and name != "none":
         base, ways = name.split(" ")[1], ("", ", backwards", ", sin for cos")
         return [f"{pairs} {base} {e}{way}" for pairs in ("halves", "neighbours") for e in ROTATED for way in ways]
+    if slot in ("mamba_factors", "mlp_factors", "mixer_sum"):
+        factors = name.split(" ")
+        return [" ".join([*factors[:i], "1", *factors[i + 1 :]]) for i, factor in enumerate(factors) if factor != "1"]
     if slot == "distances" and name != "none":
         kind = name.partition(" ")[0]
         hows = {"T5": ("one later",), "Transformer-XL": ("u for v", "no u")}.get(kind, ())

@@ -72,7 +72,10 @@ class Recurrence(Attention):
             if not self.use("state_norm", place):
                 return self.product(W["W_out"], self.rounded(merged(Y)))
             Y = Y / self.use("norm_epsilon", f"{place}/o")((Y * Y).mean(-2, keepdims=True))
-            Y = merged(Y) * gamma[..., None] if is_mamba else merged(Y * gamma[:, None, :, None] * gate)
+            if is_mamba:
+                Y = merged(Y) * (1 if gamma is None else gamma[..., None])
+            else:
+                Y = merged(Y * gamma[:, None, :, None] * gate)
             return self.product(W["W_out"], self.rounded(Y))
 
         return self.line(Key(place, 10, "6", kind), written, [O, X])

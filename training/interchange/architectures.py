@@ -5,24 +5,22 @@ from training.interchange import (
     embedding_gemma,
     encoder_decoder,
     encoders,
-    falcon,
     gpt_decoders,
-    granite,
     griffin,
     hybrids,
     lfm,
     llada,
     llama4,
     llama_like,
+    mamba,
     modernbert,
-    nemotron,
     torch_transformer,
 )
 
 ARCHITECTURES = {
     kind: architecture
     for module in (
-        *(gpt_decoders, llama_like, deepseek, hybrids, falcon, granite, griffin, lfm, llama4, nemotron),
+        *(gpt_decoders, llama_like, deepseek, hybrids, mamba, griffin, lfm, llama4),
         *(encoders, modernbert, embedding_gemma, llada, encoder_decoder, torch_transformer),
     )
     for kind, architecture in module.KINDS.items()

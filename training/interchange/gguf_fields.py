@@ -14,7 +14,7 @@ from training.interchange.gguf_rotary import OF_SIZES, ROTARY, rotary_in
 from training.interchange.hybrids import LINEAR
 from training.interchange.lfm import CONVOLUTION
 from training.interchange.llama4 import CHUNKED
-from training.interchange.nemotron import DENSE, SPARSE, TYPES
+from training.interchange.mamba import DENSE, SPARSE, TYPES
 from training.interchange.rotary import FULL
 
 SHARED_LENGTH = "expert_shared_feed_forward_length"

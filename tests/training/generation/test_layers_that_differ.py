@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from algorithms import LLAMA, DTransformerConfig, d_token_losses, d_transformer, partition_specs
+from algorithms import FALCON_H1, LLAMA, DTransformerConfig, d_token_losses, d_transformer, partition_specs
 from algorithms.inside import at, intervene, record
 from algorithms.lines import Attention, GatedDelta, KimiDelta, Latent, Mamba2, Rotary
 from algorithms.machinery.record import Record
 from tests.cases import assert_drawn, assert_trees_close, later, random_theta
 from tests.own_lines.retention import HYBRID
+from training.crosscheck.models import few
 from training.generation import Generator
 from training.generation.cache import RecurrentState, rows_of
 from training.generation.prefixes import Prefixes
@@ -27,6 +28,7 @@ VARIANTS = {
     "retention": HYBRID,
     "delta and mamba": LLAMA.but(attention=IN_TURN),
     "latent": LLAMA.but(attention=LATENT),
+    "side by side": few(FALCON_H1),
 }
 X, LENGTHS = np.random.default_rng(0).integers(0, 10, (3, 9)), np.array([9, 1, 5])
 KEY = later(lambda: jax.random.key(3))
@@ -94,15 +96,17 @@ def test_a_state_cannot_be_cut_at_a_prefix():
 
 
 @pytest.mark.end_to_end
-def test_the_heads_of_recurrences_are_divided_by_a_mesh():
-    theta, config = model("delta and mamba")
+@pytest.mark.parametrize("name", ["delta and mamba", "side by side"])
+def test_the_heads_of_recurrences_are_divided_by_a_mesh(name):
+    theta, config = model(name)
     assert Record.from_json(config.variant.to_json()) == config.variant
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     specs = partition_specs(theta, mesh)
-    W, of_mamba = specs.layers[0].attention, specs.layers[1].attention
-    assert W.W_v == of_mamba.W_v == PartitionSpec(None, "model", None, "data")
-    assert W.W_b == PartitionSpec(None, "model", "data")
-    assert W.W_out == of_mamba.W_out == PartitionSpec(None, "data", "model")
+    stacks = [layer.attention for layer in specs.layers] if type(specs.layers) is tuple else [*specs.layers.attention]
+    for W in stacks:
+        first, last = (W.heads.W_v, W.W_o) if hasattr(W, "heads") else (W.W_v, W.W_out)
+        assert (first, last) == (PartitionSpec(None, "model", None, "data"), PartitionSpec(None, "data", "model"))
+        assert not hasattr(W, "W_b") or W.W_b == PartitionSpec(None, "model", "data")
 
     def loss(theta):
         return d_token_losses(jnp.asarray(X), theta).sum()
