@@ -26,7 +26,8 @@ HEAD = {"W_u X + b_u", "capped"}
 
 def lines_not_printed(case: Case) -> dict[tuple[int, str], bool]:
     """Whether a line is not as printed, for the lines of the algorithms that the model runs."""
-    paper, model = make_case(case.algorithm, **{n: size for n, size in case.sizes.items() if n != "d_in"}), case.theta
+    sizes: dict[str, Any] = {name: size for name, size in case.sizes.items() if name != "d_in"}
+    paper, model = make_case(case.algorithm, **sizes), case.theta
     layers = {name.partition("/")[0] for name in model if "/" in name}
     theta = {n: W for n, W in paper.theta.items() if "/" not in n or n.partition("/")[0] in layers}
     own = {n for n, W in theta.items() if n in model and (n in ("W_e", "W_p") or W.shape == model[n].shape)}

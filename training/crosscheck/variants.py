@@ -111,11 +111,8 @@ class VariantScenarios(Scenarios):
         return family_parameters(theta)
 
     def _runs_of_model(self) -> Iterator[Run]:
-        kind, lengths, paper = {
-            8: ("ED", (self.sizes.l_z, self.sizes.l_x), family.ed_transformer),
-            9: ("E", (self.sizes.l_x,), family.e_transformer),
-            10: ("D", (self.sizes.l_x,), family.d_transformer),
-        }[self.algorithm]
+        kind, paper = {8: "ED", 9: "E", 10: "D"}[self.algorithm], family.TRANSFORMERS[self.algorithm]
+        lengths = (self.sizes.l_z, self.sizes.l_x)[-len(kind) :]
         own = {"d_in": self.sizes.d_in} if self.variant.embedding.factored else {}
         sizes = dataclasses.replace(self.sizes, d_f=own.get("d_in", self.sizes.d_e))  # so that W_u can be tied
         self.theta = self._theta(kind, sizes, variant=self.variant, H_kv=self.sizes.H // self.sharing, **own)

@@ -13,14 +13,11 @@ __all__ = ["from_transformers", "variant_of"]
 
 TASKS = {8: "ed", 9: "e", 10: "d"}
 MODELS = {8: "AutoModelForSeq2SeqLM", 9: "AutoModelForMaskedLM", 10: "AutoModelForCausalLM"}
-VARIANTS = {"gpt_neox": "NEOX", "gemma3_text": "GEMMA3", "deepseek_v3": "DEEPSEEK", "distilbert": "BERT"}
-VARIANTS |= {"qwen3_5_text": "QWEN3_5", "granitemoehybrid": "GRANITE_HYBRID", "llama4_text": "LLAMA4"}
-VARIANTS |= {
-    "glm_moe_dsa": "GLM5",
-    "hunyuan_v1_dense": "HUNYUAN",
-    "modernbert-decoder": "ETTIN",
-    "qwen3_5_moe_text": "QWEN3_5_MOE",
-}
+VARIANTS = {
+    "deepseek_v3": "DEEPSEEK", "distilbert": "BERT", "gemma3_text": "GEMMA3", "glm_moe_dsa": "GLM5", "gpt_neox": "NEOX",
+    "granitemoehybrid": "GRANITE_HYBRID", "hunyuan_v1_dense": "HUNYUAN", "llama4_text": "LLAMA4",
+    "modernbert-decoder": "ETTIN", "qwen3_5_moe_text": "QWEN3_5_MOE", "qwen3_5_text": "QWEN3_5",
+}  # fmt: skip
 """A kind → the variant with its lines, where that has another name."""
 RECURRENCES = "GatedDelta", "KimiDelta", "Mamba2", "Parallel", "RGLRU", "ShortConvolution"
 

@@ -225,10 +225,8 @@ def _sampled(case: Case, rng: Any) -> dict[str, Any]:
         theta, z = oracle.unstack(of_library(case)), case.inputs["z"][: case.inputs.get("z_length")]
         y = oracle.ed_inference(z, theta, tau, sample, case.sizes["l_max"])
         return {"z": z, "tau": tau, "draws": draws, "y": y}
-    x, transformer = (
-        case.inputs["x"][: case.inputs.get("length")],
-        functools.partial(family.d_transformer, variant=case.record),
-    )
+    x = case.inputs["x"][: case.inputs.get("length")]
+    transformer = functools.partial(family.d_transformer, variant=case.record)
     l_gen = case.sizes["l_max"] - len(x)
     y = oracle.d_inference(x, _of_oracle(case), l_gen, tau, sample, transformer)
     return {"x": x, "tau": tau, "draws": draws[:l_gen], "y": y}
@@ -248,17 +246,14 @@ def _of_oracle(case: Case) -> Any:
 
 def _paper(case: Case) -> Any:
     """The oracle's run of a case."""
-    n, theta, given = (
-        case.algorithm,
-        _of_oracle(case),
-        [np.asarray(case.inputs[name]) for name in VALUE[case.algorithm]],
-    )
+    n, theta = case.algorithm, _of_oracle(case)
+    given = [np.asarray(case.inputs[name]) for name in VALUE[n]]
     if n in (4, 5):
         return lambda _: {4: oracle.attention, 5: oracle.mh_attention}[n](*given, theta, case.inputs["Mask"])
     if n in (6, 7):
         one = (lambda e: oracle.layer_norm(e, theta.gamma, theta.beta)) if n == 6 else (lambda e: oracle.unembedding(e, theta.W_u))  # fmt: skip
         return lambda _: [one(e) for e in np.asarray(given[0], np.float64).T]
-    run = {8: family.ed_transformer, 9: family.e_transformer, 10: family.d_transformer}[n]
+    run = family.TRANSFORMERS[n]
     where = {
         name: case.inputs[name] for name in ("length", "z_length", "documents", "positions") if name in case.inputs
     }

@@ -174,7 +174,7 @@ def d_hidden_state(
     X = np.stack(e, axis=1)  # line 3
     base = causal_mask(l) if mask is None else mask
     where = {"positions": positions, "length": length, "documents": documents}
-    return decoded(X, theta, variant, base, **where)  # lines 4-10
+    return decoded(X, theta, variant, base, **where)  # line 10
 
 
 def decoded(X: Array, theta: Any, variant: Any, base: Array, **where: Any) -> Array:
@@ -274,18 +274,10 @@ def decode(
     here = {"x_positions": x_positions, "z_positions": x_positions, "bidirectional": False, "distances": table}
     there = {"x_positions": x_positions, "z_positions": z_positions, "bidirectional": True}
     for l, W in enumerate(theta.decoder):  # line 13
-        line, m, order = (
-            in_turn(variant.attention, l),
-            in_turn(variant.mlp, l),
-            in_turn(variant.order, l) or "norm_last",
-        )
+        line, m = in_turn(variant.attention, l), in_turn(variant.mlp, l)
+        order, of_output = in_turn(variant.order, l) or "norm_last", part(line, "normalize_output")
         self_mask, cross_mask = masks(part(line, "window"), x_positions if part(line, "chunked") else None)
-        norm3, norm4, norm5, of_output = (
-            part(W, "norm3"),
-            part(W, "norm4"),
-            part(W, "norm5"),
-            part(line, "normalize_output"),
-        )
+        norm3, norm4, norm5 = (part(W, f"norm{i}") for i in (3, 4, 5))
         X_tilde = before(X, norm3, order, norm)
         Y = mh_attention(X_tilde, X_tilde, W.self_attention, self_mask, line, **here)
         X = X + s * normalize(Y, part(W.self_attention, "norm_out"), of_output)  # line 14
@@ -354,3 +346,7 @@ def ed_transformer(z: Tokens, x: Tokens, theta: Any, variant: Any, **where: Any)
     """Return Algorithm 8: softmax of `ed_logits`, which takes the further arguments `where`."""
     P: Array = softmax(ed_logits(z, x, theta, variant, **where))  # return
     return P
+
+
+TRANSFORMERS = {8: ed_transformer, 9: e_transformer, 10: d_transformer}
+"""Number of an algorithm → its function."""

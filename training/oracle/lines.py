@@ -178,7 +178,7 @@ def experts(X: Array, W: Any, f: Any, line: Any) -> Array:
         x = X[:, t : t + 1]
         router = linear(W.W_r, part(W, "b_r"), x)[:, 0]
         total = np.zeros_like(x) if part(W, "shared") is None else mlp(x, W.shared, f, line.clip, line.factors)
-        total = total if part(W, "w_s") is None else total / (1 + np.exp(-(W.w_s @ x)))
+        total = total if part(W, "w_s") is None else total * sigma(W.w_s @ x)
         for i, weight in weights_of_experts(router, part(W, "b_choice"), line).items():
             arrays = {name: W_all[i] for name, W_all in vars(W.experts).items() if W_all is not None}
             before, after = (weight, 1) if line.weighted == "inputs" else (1, weight)
@@ -195,7 +195,7 @@ def weights_of_experts(router: Array, b_choice: Array | None, line: Any) -> dict
     of their best scores, groups, chosen_groups and best, the number of these.
     """
     n = len(router)
-    scores = softmax(router) if line.scores == "softmax" else 1 / (1 + np.exp(-router))
+    scores = softmax(router) if line.scores == "softmax" else sigma(router)
     by = [scores[i].real + (0 if b_choice is None else b_choice[i].real) for i in range(n)]
     size = n // line.groups
     in_groups = [range(g * size, (g + 1) * size) for g in range(line.groups)]
@@ -355,7 +355,7 @@ def mh_attention(X: Array, Z: Array, W: Any, mask: Array, line: Any, **where: An
         raise ValueError(f"expected a line that the oracle has, got {kind}")
     heads = []
     for h in range(len(W.heads)):  # line 1
-        gate = 1.0 if part(W, "W_g") is None else 1 / (1 + np.exp(-(W.W_g[h] @ X)))
+        gate = 1.0 if part(W, "W_g") is None else sigma(W.W_g[h] @ X)
         Y_h = gate * attention(h, X, Z, W, mask, line, **where)  # line 2
         heads.append(Y_h)
     Y = np.concatenate(heads, axis=0)  # line 3
@@ -420,16 +420,30 @@ def latent_attention(
     return np.asarray(W.W_o @ np.concatenate(heads))
 
 
-def convolved(Y: Array, C: Array, b: Any, starts: Sequence[bool]) -> Array:
-    """Return SiLU of b and each row's sum over the last tokens of its document, weighted by C [d, width], [d, l]."""
+def sigma(x: Array) -> Array:
+    """Return 1 / (1 + exp(-x))."""
+    return 1 / (1 + np.exp(-x))
+
+
+def starts_of(mask: Array) -> list[bool]:
+    """Return whether a document starts at each token: it may not attend to the one before it."""
+    return [t == 0 or not mask[t - 1, t] for t in range(len(mask))]
+
+
+def over_last(Y: Array, C: Array, b: Any, starts: Sequence[bool]) -> Array:
+    """Return b and each row's sum over the last tokens of its document, weighted by C [d, width], [d, l]."""
     columns, width = [], C.shape[1]
     for t in range(Y.shape[1]):
         y, first = np.zeros(len(C)) + b, max(s for s in range(t + 1) if starts[s])
-        for i in range(width):
-            s = t - (width - 1) + i
-            y = y + (C[:, i] * Y[:, s] if s >= first else 0.0)
-        columns.append(silu(y))
+        for s in range(max(first, t - width + 1), t + 1):
+            y = y + C[:, s - t + width - 1] * Y[:, s]
+        columns.append(y)
     return np.stack(columns, axis=1)
+
+
+def convolved(Y: Array, C: Array, b: Any, starts: Sequence[bool]) -> Array:
+    """Return SiLU of `over_last`."""
+    return silu(over_last(Y, C, b, starts))
 
 
 def mamba2(X: Array, W: Any, mask: Array, line: Any) -> Array:
@@ -446,7 +460,7 @@ def mamba2(X: Array, W: Any, mask: Array, line: Any) -> Array:
     `line`: norm, delta_min, factors of C, B, x, Delta and the gate.
     """
     H, H_k, l = len(W.W_v), len(W.W_q), X.shape[1]
-    starts = [t == 0 or not mask[t - 1, t] for t in range(l)]
+    starts = starts_of(mask)
     groups: list[list[Array]] = [[] for _ in range(H_k)]
     c_C, c_B, c_x, c_delta, c_z = line.factors
     for h in range(H):
@@ -482,7 +496,7 @@ def gated_delta(X: Array, W: Any, mask: Array, line: Any) -> Array:
     d_k]; a [H], gamma [d_v], W_out [d_e, H d_v]; `line`: norm of o, beta_factor, c.
     """
     H, H_k, l = len(W.W_v), len(W.W_q), X.shape[1]
-    starts = [t == 0 or not mask[t - 1, t] for t in range(l)]
+    starts = starts_of(mask)
 
     def of_length_1(Y: Array) -> Array:
         return Y / np.sqrt((Y * Y).sum(axis=0) + 1e-6)
@@ -496,16 +510,13 @@ def gated_delta(X: Array, W: Any, mask: Array, line: Any) -> Array:
         for t in range(l):
             rate = (W.W_a[h] if part(W, "W_a1") is None else W.W_a2[h] @ W.W_a1) @ X[:, t]
             alpha = np.exp(-np.exp(W.a[h]) * np.log(1 + np.exp(rate + W.b_a[h])))
-            beta = line.beta_factor / (1 + np.exp(-(W.W_b[h] @ X[:, t])))
+            beta = line.beta_factor * sigma(W.W_b[h] @ X[:, t])
             S = 0 * S if starts[t] else np.reshape(alpha, (-1, 1)) * S
             S = S + np.outer(K[:, t], beta * (V[:, t] - S.T @ K[:, t]))
             o = S.T @ Q[:, t] / math.sqrt(len(Q))
             normed = o / np.sqrt((o * o).sum() / len(o) + line.norm.epsilon) * W.gamma
-            if part(W, "W_z1") is None:
-                gate = silu(W.W_z[h] @ X[:, t])
-            else:
-                gate = 1 / (1 + np.exp(-(W.W_z2[h] @ W.W_z1 @ X[:, t])))
-            columns.append(normed * gate)
+            is_low = part(W, "W_z1") is not None
+            columns.append(normed * (sigma(W.W_z2[h] @ W.W_z1 @ X[:, t]) if is_low else silu(W.W_z[h] @ X[:, t])))
         heads.append(np.stack(columns, axis=1))
     return np.asarray(W.W_out @ np.concatenate(heads))
 
@@ -520,19 +531,11 @@ def rg_lru(X: Array, W: Any, mask: Array, line: Any = None) -> Array:
     `W`: W_x, W_y [N, d, d_e], C [N, d, width], W_i, W_r [N, d, d], b_x, b_y, b_c, b_i, b_r, a [N, d], W_out [d_e, N d],
     b_out [d_e].
     """
-    l, width, groups = X.shape[1], W.C.shape[2], []
-    starts = [t == 0 or not mask[t - 1, t] for t in range(l)]
-
-    def sigma(x: Array) -> Array:
-        return 1 / (1 + np.exp(-x))
-
+    groups, starts = [], starts_of(mask)
     for n in range(len(W.W_x)):
         rows, y, columns = linear(W.W_x[n], W.b_x[n], X), linear(W.W_y[n], W.b_y[n], X), []
         h = np.zeros(len(rows))
-        for t in range(l):
-            first = max(s for s in range(t + 1) if starts[s])
-            last = [s for s in range(t - width + 1, t + 1) if s >= first]
-            u = W.b_c[n] + sum(W.C[n][:, s - t + width - 1] * rows[:, s] for s in last)
+        for t, u in enumerate(over_last(rows, W.C[n], W.b_c[n], starts).T):
             alpha = np.exp(-8 * sigma(W.W_r[n] @ u + W.b_r[n]) * np.log(1 + np.exp(W.a[n])))
             new = sigma(W.W_i[n] @ u + W.b_i[n]) * u
             h = new if starts[t] else alpha * h + np.sqrt(1 - alpha**2) * new
@@ -549,15 +552,9 @@ def short_convolution(X: Array, W: Any, mask: Array, line: Any = None) -> Array:
 
     `W`: W_x, W_i, W_y [d, d_e], C [d, width], b_x?, b_i?, b_y?, b_c? [d], W_out [d_e, d], b_out? [d_e].
     """
-    rows, width = linear(W.W_i, part(W, "b_i"), X) * linear(W.W_x, part(W, "b_x"), X), W.C.shape[1]
-    b, columns = 0.0 if part(W, "b_c") is None else W.b_c, []
-    for t in range(X.shape[1]):
-        u, first = np.zeros(len(rows)) + b, max(s for s in range(t + 1) if s == 0 or not mask[s - 1, s])
-        for s in range(max(first, t - width + 1), t + 1):
-            u = u + W.C[:, s - t + width - 1] * rows[:, s]
-        columns.append(u)
-    gate = linear(W.W_y, part(W, "b_y"), X)
-    return linear(W.W_out, part(W, "b_out"), gate * np.stack(columns, axis=1))
+    rows = linear(W.W_i, part(W, "b_i"), X) * linear(W.W_x, part(W, "b_x"), X)
+    U = over_last(rows, W.C, 0.0 if part(W, "b_c") is None else W.b_c, starts_of(mask))
+    return linear(W.W_out, part(W, "b_out"), linear(W.W_y, part(W, "b_y"), X) * U)
 
 
 IN_PLACE_OF_HEADS = {
