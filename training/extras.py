@@ -17,13 +17,7 @@ EXTRAS = {
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra: from the checkout that runs, or else, as from a wheel, its packages,
-    since the project is in no registry.
-
-    Example:
-        >>> install("data").startswith("pip install ")
-        True
-    """
+    """Return the command that installs an extra: from the checkout that runs, or else its packages, as from a wheel."""
     root = Path(__file__).parents[1]
     if (root / "pyproject.toml").is_file():
         return f"pip install -e '{'.' if Path.cwd() == root else root}[{extra}]'"
@@ -32,11 +26,7 @@ def install(extra: str) -> str:
 
 
 def import_early(*modules: str) -> None:
-    """Import what a command needs only after slow work, so that a missing package is reported before it.
-
-    Raises:
-        ModuleNotFoundError: if a package is not installed, with the command that installs its extra.
-    """
+    """Import what a command needs after slow work, or raise ModuleNotFoundError with the command that installs it."""
     for module in modules:
         try:
             importlib.import_module(module)

@@ -42,9 +42,7 @@ def wait_for_lock(descriptor: int) -> None:
 
 
 def memory_limit() -> int:
-    """Return the bytes of memory that this process may use: this machine's, within the limits of its control groups on
-    Linux; the largest integer if the system does not say.
-    """
+    """Return the bytes that this process may use, within its control groups; the largest integer if nothing says."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
     return min([machine, *(limit for limit, _ in _control_groups())])
 
@@ -98,9 +96,7 @@ def limit_process(memory: int) -> None:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """End this process, with the status `OUT_OF_TIME`, if the block takes longer: by the kernel, in processor time, or
-    else by a thread, by the clock, which only ends what runs in Python.
-    """
+    """End this process with `OUT_OF_TIME` if the block takes longer: by the kernel, or else by a thread."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:

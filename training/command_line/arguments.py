@@ -129,12 +129,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def spelled(argv: Sequence[str], flags: Iterable[str]) -> list[str]:
-    """Return the arguments with every flag spelled as among these: ``--l-max`` becomes ``--l_max``.
-
-    Example:
-        >>> spelled(["--l-max=9", "--batch_size", "4", "--", "--l-max"], ["--l_max", "--batch-size"])
-        ['--l_max=9', '--batch-size', '4', '--', '--l-max']
-    """
+    """Return the arguments with every flag spelled as among these: ``--l-max`` becomes ``--l_max``."""
     known = {flag.replace("_", "-"): flag for flag in flags}
     end = list(argv).index("--") if "--" in argv else len(argv)
     words = [word.partition("=") if word.startswith("--") else (word, "", "") for word in argv[:end]]

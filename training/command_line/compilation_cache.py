@@ -40,10 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def begin(arguments: argparse.Namespace, *, alone: bool = True) -> None:
-    """Switch the cache on or off, by the flags and the environment. Several processes (not `alone`), for which XLA
-    tunes GPU kernels jointly, waiting for each, use a cache only in a named directory, which they must share. With
-    --clear-models, the cache of models is cleared.
-    """
+    """Switch the cache on or off; several processes use one only in a named directory, which they must share."""
     if getattr(arguments, "clear_models", False):
         clear(getattr(arguments, "cache", None) or default_cache_dir())
     directory = arguments.compilation_cache
@@ -67,10 +64,7 @@ def begin(arguments: argparse.Namespace, *, alone: bool = True) -> None:
 
 
 def _prepared(directory: Path, limit: int, *, alone: bool) -> str | None:
-    """Remove the least recently used programs until at most `limit` bytes are left, and return the folder for those of
-    this number of threads, which XLA compiles for and JAX's key lacks; None, with a note, if the directory cannot be
-    used: since programs are executable code, nobody else may write there.
-    """
+    """Remove the oldest programs beyond `limit` bytes; return the folder, or None, with a note, if it is unsafe."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not is_private(directory.stat()):

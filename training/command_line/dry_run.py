@@ -10,9 +10,7 @@ from training.tasks import TASKS
 
 
 def described(plan: Plan, clock: Callable[[], float], run: Callable[[Callable[[], Any]], Any]) -> str:
-    """Return what ``--dry-run`` prints: the settings after all defaults, and the cost of an update, which is compiled
-    without allocating its state; `run` calls the compiler.
-    """
+    """Return what ``--dry-run`` prints: all settings, and the cost of an update, which `run` compiles."""
     lines, settings = ["settings:"], plan.settings
     for name in SETTINGS:
         if name in GROUPS:

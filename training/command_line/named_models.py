@@ -18,9 +18,7 @@ UNUSED = 30
 
 
 def model_of(name: str, *, dtype: Any, placement: Any, lines: Sequence[str]) -> Run:
-    """Load the model that a name means, as `load_run` does: that of a quantized GGUF file, unless it is divided among
-    devices, with the file's blocks in memory, and others from the run that `run_of` returns.
-    """
+    """Load the model that a name means, as `load_run` does; on one device a GGUF file's stays in blocks."""
     path = local_path(name) if not name.startswith(HUB) else None
     if placement is None and path is not None and path.suffix == SUFFIX and path.is_file():
         file = GGUFFile(path)
@@ -31,9 +29,7 @@ def model_of(name: str, *, dtype: Any, placement: Any, lines: Sequence[str]) -> 
 
 
 def run_of(name: str, cache: Path | None = None) -> Path:
-    """Return the directory of the run that a name means, as `as_run` does, and show what is converted; models in the
-    cache that nothing has used for `UNUSED` days are removed then.
-    """
+    """Return the run that a name means, as `as_run` does, and remove models that nothing has used for `UNUSED` days."""
 
     def converted(text: str) -> None:
         say(f"{text}\nIt is kept there until {UNUSED} days after its last use, or until --clear-models.")

@@ -60,9 +60,7 @@ class Pace:
 
 
 class Display:
-    """Shows steps, loss, tokens per second and the time left, and at every evaluation its loss and a sample; if
-    `quiet`, only the step that a training resumes from, and warnings.
-    """
+    """Shows how a training goes, and its evaluations; if `quiet`, only where it resumes, and warnings."""
 
     def __init__(self, settings: Settings, *, quiet: bool, silent: bool = False) -> None:
         """Show nothing at all if `silent`, as of several processes all but process 0 are."""
@@ -159,12 +157,7 @@ class Display:
 
 
 def _span(seconds: float) -> str:
-    """Return a time in words.
-
-    Example:
-        >>> _span(7.2), _span(200), _span(9000)
-        ('7 seconds', '3 minutes', '2.5 hours')
-    """
+    """Return a time in words."""
     if seconds < 90:
         return f"{seconds:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -34,12 +34,7 @@ def command(main: Callable[[Arguments], int]) -> Callable[..., int]:
 
 
 def called(name: str) -> str:
-    """Return what a command is called in messages: ``formal-train`` if it is installed and called so, or ``train.py``.
-
-    Example:
-        >>> called("train")
-        'train.py'
-    """
+    """Return a command's name in messages: ``formal-train`` if it is installed and called so, or ``train.py``."""
     program = Path(sys.argv[0]).stem
     return program if program == f"formal-{name.replace('_', '-')}" else f"{name}.py"
 

@@ -17,12 +17,7 @@ UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e
 
 
 def visible(text: str) -> str:
-    r"""Return the text with unsafe characters as their escapes.
-
-    Example:
-        >>> visible("red: \x1b[31m")
-        'red: \\x1b[31m'
-    """
+    """Return the text with unsafe characters as their escapes."""
     return UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
@@ -53,9 +48,7 @@ def print_json(prompt: str, answers: list[Any]) -> None:
 
 @contextlib.contextmanager
 def waiting(what: str, *, after: float = 5.0, lines: bool = False) -> Iterator[None]:
-    """Show what the body does, and for how long, once it has taken `after` seconds: on a terminal every second,
-    elsewhere, with `lines`, by a line each time the seconds have doubled.
-    """
+    """Show what the body does after `after` seconds: on a terminal, or elsewhere with `lines`, ever more seldom."""
     ended, begun = threading.Event(), time.monotonic()
 
     def show() -> None:

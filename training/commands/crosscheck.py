@@ -129,9 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compared(options: argparse.Namespace, package: ModuleType, console: Console) -> list[Results]:
-    """The paper's algorithms, unless only variants were asked for, and the variants, each by every implementation. Of a
-    book, each page is written when its results are there, and what an earlier run had found is not run again.
-    """
+    """The results of what was asked for, by every implementation; a book's pages are written as theirs are there."""
     every, names = [], NAMES if "all" in options.variant else dict.fromkeys(options.variant)
     kinds = [None] if options.algorithm or options.html is not None or not options.variant else []
     implementations = (options.implementation,) if options.implementation else DEFAULT
@@ -227,11 +225,7 @@ def _foreign(options: argparse.Namespace, console: Console) -> int:
 
 
 def _are_programs(options: argparse.Namespace) -> None:
-    """Refuse what is neither code nor a directory.
-
-    Raises:
-        ValueError: if --of or --beside is so, or --beside without --of.
-    """
+    """Raise ValueError if --of or --beside is neither code nor a directory, or --beside is without --of."""
     for name, of in (("--of", options.of), ("--beside", options.beside)):
         if of and ":" not in of and not pathlib.Path(of).is_dir():
             raise ValueError(f"{name}: expected MODULE:FUNCTION, transformers:KIND or a directory, got {of!r}")

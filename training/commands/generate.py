@@ -122,9 +122,7 @@ def texts_of(arguments: argparse.Namespace, answerer: Answerer) -> Iterator[str]
 
 
 def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool, lines: bool = False) -> bool:
-    """Print the answers, batch by batch; return whether all texts could be answered. With `lines`, the answer to line n
-    is line n of the output: empty for an empty line, and for one that cannot be answered.
-    """
+    """Print the answers, batch by batch; return whether all texts had some. With `lines`, answer n is line n."""
     texts, complete, first, several = iter(texts), True, 1, False
     while batch := list(itertools.islice(texts, LINES_AT_ONCE)):
         several = several or len(batch) > 1
@@ -245,9 +243,7 @@ def typed(*, converses: bool = False) -> Iterator[str]:
 
 
 def converse(answerer: Answerer, *, as_json: bool, several: bool) -> None:
-    """Answer line by line until the input ends, with a message for a line that cannot be answered. A decoder reads all
-    lines and answers since `RESET` (of several, the first); after an empty line it continues its last answer.
-    """
+    """Answer line by line; a decoder reads all since `RESET`, and continues its last answer after an empty line."""
     history = ""
     for number, line in enumerate(typed(converses=answerer.converses), 1):
         text = line.rstrip("\n")

@@ -113,9 +113,7 @@ def _note(data: RunData) -> None:
 def _prepared(
     arguments: argparse.Namespace, given: RunRequest, interrupts: Interrupts, processes: Processes
 ) -> tuple[Description, RunData, Any]:
-    """Return the run's description, its data, and the parameters to start from (None: random ones). What is given is
-    resolved again with the sizes of the model to start from, if there is one, and once the data are counted.
-    """
+    """Return the run's description, by its model's and data's sizes, its data, and parameters to start from."""
     files, start = given.files, None
     began = files.exists()
     given = given if began else at_commits(given)

@@ -17,9 +17,7 @@ STEPS, WARM = 100, 20
 
 
 def training(settings: Settings, bare: float) -> str:
-    """Return the tokens/s of train.py's loop beside those of the bare update, `bare`. Bytes are tokens, and the
-    vocabulary is padded to the model's, so that an update costs the same.
-    """
+    """Return the tokens/s of train.py's loop beside `bare`, those of the update; the vocabulary is as large."""
     same = ("variant", "L", "H", "d_e", "d_mlp", "l_max", "batch_size", "optimizer", "schedule", "dtype", "unroll")
     given = {name: getattr(settings, name) for name in same} | {"tokenizer": "bytes", "steps": STEPS}
     given |= {"vocabulary_multiple": -(-settings.N_V // 128) * 128, "eval_batches": 1, "eval_every": STEPS}

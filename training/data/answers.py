@@ -53,9 +53,7 @@ class _Conversation(NamedTuple):
         return [i for i, message in enumerate(self.messages) if message["role"] == "assistant"]
 
     def _closing(self) -> tuple[str, ...]:
-        """Return the tokens that can end an answer: the model's end tokens, and the control tokens that end a message
-        before the first answer, or do not occur there and so do not begin one.
-        """
+        """Return the tokens that can end an answer: the model's, and those that end a message before the first."""
         before = self._reply(self.messages[: self._answers()[0]])["text"]
         others = (t for t in self.template.controls if t not in before or before.rstrip().endswith(t))
         return tuple(dict.fromkeys((*self.template.ends, *others)))
@@ -105,9 +103,7 @@ class _Conversation(NamedTuple):
         return {int(i): place for i, place in reversed([*zip(parts[1::2], places, strict=False)])}
 
     def _common(self, text: str, answered: str, at: int) -> int:
-        """Return where a text ceases to be one that ends with an answer, whose content ends at `at`: between tokens,
-        and behind the last control token if only space follows.
-        """
+        """Return where a text ceases to be one that ends with an answer, whose content ends at `at`."""
         end = len(os.path.commonprefix([text, answered]))  # noqa: RUF071 (of characters, as wanted)
         tokens = (*self.template.controls, *self.template.ends)
         places = [(end - n, token) for token in tokens for n in range(1, min(len(token), end - at + 1))]

@@ -96,9 +96,7 @@ class Tokenizer(abc.ABC):
         return self._decode(ordinary)
 
     def continued(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """Return the text that token IDs add to the text `before` them: a tokenizer may decode a token in another way
-        where a text begins. A text begins after special tokens, too.
-        """
+        """Return the text that token IDs add to those `before` them; it may be another where a text begins."""
         context = self.context(before)
         known, whole = self.complete(context), self.decode([*context, *ids])
         return whole[len(known) :] if whole.startswith(known) else self.decode(ids)

@@ -103,9 +103,7 @@ def prefetched(make: Callable[[int], Batch], first: int) -> Iterator[Batch]:
 
 
 class Chunks:
-    """The chunks of consecutive sequences, of at most l_max tokens, found by index. They share `overlap` tokens: 1 for
-    the next token, so that every token but bos is predicted exactly once; 0 for masked tokens.
-    """
+    """The chunks of sequences, of at most l_max tokens, by index; they share `overlap`: 1 to predict the next."""
 
     def __init__(self, offsets: Int[np.ndarray, " sequences+1"], l_max: int, overlap: int) -> None:
         self.l_max, self.overlap, self._offsets = l_max, overlap, offsets
@@ -125,13 +123,7 @@ class Chunks:
 
 
 def pack(lengths: Int[np.ndarray, " n"], capacity: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " rows+1"]]:
-    """Pack items into rows by best fit decreasing: return the items' indices row by row, and where each row starts.
-
-    Example:
-        >>> order, row_starts = pack(np.array([3, 5, 2, 4]), 7)
-        >>> [order[a:b].tolist() for a, b in zip(row_starts, row_starts[1:])]
-        [[1, 2], [0, 3]]
-    """
+    """Pack items into rows by best fit decreasing: return the items' indices row by row, and where each row starts."""
     by_length, row_of, n_rows = np.argsort(lengths, kind="stable"), np.empty(len(lengths), np.int64), 0
     ends = np.cumsum(np.bincount(lengths, minlength=capacity + 1))
     rows_with = [np.zeros(0, np.int64) for _ in range(capacity + 1)]  # the rows with this much room
@@ -181,9 +173,7 @@ class Source(abc.ABC):
 
 
 class Batches:
-    """The batches of a source, for training with `noise` if given; see the module's docstring. `fingerprint` is a hash
-    of everything that decides them: source, batch_size (over all processes) and seed.
-    """
+    """The batches of a source, with `noise` if given; `fingerprint` is a hash of everything that decides them."""
 
     def __init__(self, source: Source, *, batch_size: int, seed: int = 0, noise: Noise | None = None) -> None:
         """Raise DataError for a bad batch_size or seed."""
@@ -225,9 +215,7 @@ class Batches:
         return prefetched(lambda step: self.batch(step, rows=rows), first_step)
 
     def evaluation_batches(self, *, rows: slice = slice(None), sample: int = 0) -> Iterator[Batch]:
-        """Yield every example exactly once, in order; empty rows fill the last batch. If there are more batches than
-        `sample`, and that is not 0, yield this many, of examples drawn at random, the same whenever it is called.
-        """
+        """Yield every example once, in order, or `sample` batches, always the same; empty rows fill the last."""
         n, order = self.n_steps, np.arange(self.n_examples)
         if 0 < sample < n:
             n, order = sample, np.random.default_rng(EVALUATION).permutation(self.n_examples)
@@ -396,9 +384,7 @@ class MaskedTokens(Source):
 
 
 class SequencePairs(Source):
-    """Source and target sequences: {"z", "z_length", "x", "x_length"}, each with bos and eos, in at most l_max tokens:
-    others are left out, since training on fragments would teach the model to translate fragments.
-    """
+    """Pairs: {"z", "z_length", "x", "x_length"}, with bos and eos, in at most l_max tokens each, others left out."""
 
     too_long = "pairs are left out"
 

@@ -46,9 +46,7 @@ class Rendered(NamedTuple):
 
 
 class ChatTemplate:
-    """A chat template, the texts of its special tokens by name, such as bos_token, of those that end an answer, and of
-    all control tokens, which messages may contain only if they are markup.
-    """
+    """A chat template, the texts of its special tokens by name, of those that end an answer, and of control tokens."""
 
     def __init__(
         self,
@@ -86,9 +84,7 @@ class ChatTemplate:
         )
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> Rendered:
-        """Return a conversation as the model reads it; `add_generation_prompt` asks the assistant to speak next, and
-        `variables` holds whatever else the template reads. Raises DataError if the template rejects it or fails.
-        """
+        """Return a conversation as the model reads it; `variables` are the template's others. Raises DataError."""
         check_messages(messages, answered=not add_generation_prompt)
         given = {"prompted": add_generation_prompt, "variables": variables}
         whole = self.reply(messages, **given)
@@ -122,9 +118,7 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         now: float | None = None,
     ) -> dict[str, Any]:
-        """Return the worker's reply to a request to render: the text, the spans of its `generation` blocks, and the
-        time, which a template may ask for; `now` has that of an earlier reply.
-        """
+        """Return the worker's reply: the text, its spans of answers, and the time, `now` if given."""
         given = {"tools": None, "documents": None, **self.tokens, **variables}
         given |= {"messages": [dict(message) for message in messages], "add_generation_prompt": prompted}
         try:

@@ -25,9 +25,7 @@ NO_TEMPLATE = (
 
 
 def conversation(value: object, where: str) -> Document:
-    """Return a JSON object with `messages` and perhaps `tools`. Raises EmptyRecordError if there are no messages, if an
-    answer is empty, or if the assistant does not have the last word, and DataError for what is not a conversation.
-    """
+    """Return a conversation. Raises EmptyRecordError if an answer, or the last one, is missing, and DataError."""
     if isinstance(value, Mapping) and value.get("messages", "") in (None, [], ()):
         raise EmptyRecordError("there are no messages")
     if not isinstance(value, Mapping) or not isinstance(value.get("messages"), list | tuple):

@@ -39,12 +39,7 @@ def _needed(module: str, path: Path) -> Any:
 
 
 def inner_suffix(path: Path) -> str:
-    """Return the suffix that names a file's format, in lower case, without that of its compression.
-
-    Example:
-        >>> inner_suffix(Path("a.jsonl.GZ")), inner_suffix(Path("a.txt"))
-        ('.jsonl', '.txt')
-    """
+    """Return the suffix that names a file's format, in lower case, without that of its compression."""
     name = Path(path.name.lower())
     return Path(name.stem).suffix if name.suffix in COMPRESSED else name.suffix
 

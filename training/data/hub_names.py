@@ -47,12 +47,7 @@ def as_begun(written: str, began: str) -> str:
 
 
 def why_not(error: BaseException) -> str:
-    """Return why the hub did not answer: the first line of its error, or that it cannot be reached.
-
-    Example:
-        >>> why_not(OSError("404: no such model"))
-        '404: no such model'
-    """
+    """Return why the hub did not answer: the first line of its error, or that it cannot be reached."""
     at: BaseException | None = error
     while at is not None:
         if UNREACHABLE & {kind.__name__ for kind in type(at).__mro__}:

@@ -62,9 +62,7 @@ def unmarked(text: str, mark: str) -> tuple[str, tuple[int, ...]]:
 
 
 class Markup:
-    """Encodes text in which the names of control tokens stand for these tokens, except where it is said to be plain.
-    Control tokens are those that a tokenizer of the library calls special, and the IDs `others` of added tokens.
-    """
+    """Encodes text in which the names of control tokens stand for these tokens, except where it is said to be plain."""
 
     def __init__(self, inner: library.Tokenizer, others: Sequence[int]) -> None:
         self._inner = library.Tokenizer.from_str(inner.to_str())
@@ -74,9 +72,7 @@ class Markup:
         self._renamed: tuple[str, library.Tokenizer, dict[int, int]] = "", self._inner, {}
 
     def encode(self, text: str, plain: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the token IDs, and the span of characters of each; the name of a control token is ordinary text if one
-        of the indices `plain` is behind its first character, or further inside. Raises DataError if it cannot be.
-        """
+        """Return token IDs and their spans; a name with an index of `plain` inside is text. Raises DataError."""
         whole = self._inner.encode(text, add_special_tokens=False)
         if not plain:
             return whole.ids, whole.offsets

@@ -24,12 +24,7 @@ class Weighted(NamedTuple):
 
 
 def weighted(name: str) -> Weighted:
-    """Read FILE=WEIGHT, or FILE alone. Raises DataError if the weight is not positive.
-
-    Example:
-        >>> weighted("a.txt=0.25"), weighted("a.txt")
-        (Weighted(path='a.txt', weight=0.25), Weighted(path='a.txt', weight=None))
-    """
+    """Read FILE=WEIGHT, or FILE alone. Raises DataError if the weight is not positive."""
     path, equals, number = name.rpartition("=")
     if not equals or Path(name).exists():
         return Weighted(name, None)

@@ -40,12 +40,7 @@ class Stream(NamedTuple):
 
 
 def parse_stream(written: str) -> Stream:
-    """Read hf:NAME[@REVISION][:SPLIT[:COLUMN]], or raise DataError.
-
-    Example:
-        >>> parse_stream("hf:owner/stories/en@v2:train[:100]:body")
-        Stream(name='owner/stories', configuration='en', split='train', take=100, column='body', revision='v2')
-    """
+    """Read hf:NAME[@REVISION][:SPLIT[:COLUMN]], or raise DataError."""
     found = re.fullmatch(r"hf:([^:]+)(?::(\w[\w.-]*)(?:\[:([1-9]\d{0,11})\])?(?::([^:]+))?)?", written)
     if found is None:
         raise DataError(f"--data: expected hf:NAME, hf:NAME:SPLIT or hf:NAME:SPLIT:COLUMN, got {written!r}")

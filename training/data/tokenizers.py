@@ -107,9 +107,7 @@ class CharacterTokenizer(_Listed):
 
 
 class WordTokenizer(_Listed):
-    """The most frequent words of the data; every other word becomes the token <unk>, ID 0. A word includes the space
-    before it; other white space and punctuation are words, too: known words decode exactly.
-    """
+    """The most frequent words, with the space before them, white space and punctuation; others are <unk>, ID 0."""
 
     kind, unknown = "words", 0
 
@@ -209,9 +207,7 @@ class LibraryTokenizer(Tokenizer):
         return Markup(self.inner, self.special.all() if self.special else ())
 
     def encode_markup(self, text: str, plain: Sequence[int] = ()) -> list[int]:
-        """Return the tokens of a text in which their names stand for control tokens, as in a rendered chat template;
-        except those with one of the indices `plain` behind their first character, which are ordinary text.
-        """
+        """Return a text's tokens; names of control tokens stand for these, except with an index of `plain` inside."""
         return self.encode_markup_with_spans(text, plain)[0]
 
     def encode_markup_with_spans(self, text: str, plain: Sequence[int] = ()) -> tuple[list[int], list[tuple[int, int]]]:

@@ -70,9 +70,7 @@ def compare(
     limit: int = 0,
     progress: Progress = lambda n, total: None,
 ) -> Comparison:
-    """Evaluate a run on a held-out part of its data, one of `PARTS`: on at most `limit` examples to translate or
-    classify (0: all). Raises DataError if the part is empty, or `limit` does not apply.
-    """
+    """Evaluate a run on one of `PARTS`, at most `limit` examples of some tasks (0: all). Raises DataError."""
     if limit and run.task not in LIMITED:
         raise DataError(f"--limit: expected a run of {' or '.join(LIMITED)}, got one of {run.task}; leave it out")
     if part not in PARTS:
@@ -217,13 +215,7 @@ def _classes(run: Run, records: list[Labeled]) -> np.ndarray:
 
 
 def classification_figures(truth: np.ndarray, predicted: np.ndarray, *, positive: int, classes: int) -> Figures:
-    """Return accuracy, precision, recall and F1: for the `positive` class of two, or the mean over more classes.
-
-    Example:
-        >>> figures = classification_figures(np.array([1, 1, 0, 0]), np.array([1, 0, 0, 0]), positive=1, classes=2)
-        >>> {name: round(value, 2) for name, value in figures.items()}
-        {'accuracy': 0.75, 'precision': 1.0, 'recall': 0.5, 'F1': 0.67}
-    """
+    """Return accuracy, precision, recall and F1: for the `positive` class of two, or the mean over more classes."""
     scores = [_of_class(truth == c, predicted == c) for c in ([positive] if classes == 2 else range(classes))]
     precision, recall, f1 = np.mean(scores, axis=0)
     accuracy = np.mean(truth == predicted)

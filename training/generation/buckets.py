@@ -11,12 +11,7 @@ SMALLEST_BUCKET, SMALLEST_CAPACITY = 16, 64
 
 
 def bucket(n: int) -> int:
-    """Return the least of 16, 24, 32, 48, 64, 96, … that is at least n.
-
-    Example:
-      >>> [bucket(n) for n in (1, 17, 33, 64, 1000)]
-      [16, 24, 48, 64, 1024]
-    """
+    """Return the least of 16, 24, 32, 48, 64, 96, … that is at least n."""
     size = SMALLEST_BUCKET
     while size < n:
         size = size * 3 // 2 if size & (size - 1) == 0 else size // 3 * 4

@@ -28,12 +28,7 @@ EQUAL_ROWS = 8  # how often a query is repeated on a TPU, where a product with e
 
 
 def held(slot: Any, R: int) -> Int[Array, "R"]:
-    """Return the slot that each row of a cache holds once all slots before `slot` are written.
-
-    Example:
-      >>> held(6, 4).tolist()
-      [4, 5, 2, 3]
-    """
+    """Return the slot that each row of a cache holds once all slots before `slot` are written."""
     return slot - 1 - (slot - 1 - jnp.arange(R)) % R
 
 

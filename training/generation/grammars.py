@@ -72,9 +72,7 @@ class Grammars:
         self._tokenizer = tokenizer
 
     def of(self, rules: str, ends: Iterable[int]) -> Grammar:
-        """Return the grammar with these rules, in the dialect of Lark that llguidance reads, of texts that the tokens
-        `ends` may end. Raises ValueError if it is none, or the vocabulary cannot write a text of it.
-        """
+        """Return the grammar of these rules, in llguidance's Lark, whose texts `ends` may end. Raises ValueError."""
         matcher = _library().LLMatcher(self._vocabulary, _library().LLMatcher.grammar_from_lark(rules), log_level=0)
         grammar = Grammar(matcher, self._tokenizer.N_V, tuple(ends))
         if grammar.problem:
@@ -96,9 +94,7 @@ class Grammars:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance reads it. A token that ends all texts follows its own, since each `Grammar` has its own
-    ends, and then the bytes that no token spells, so that every text has tokens.
-    """
+    """A tokenizer as llguidance reads it, with a token that ends all texts, and the bytes that no token spells."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None

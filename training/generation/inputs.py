@@ -42,9 +42,7 @@ def check_model(theta: Any, config: Any, params_type: type, config_type: type) -
 def checked(
     name: str, x: Any, lengths: Any, config: TransformerConfig, *, N_V: int | None = None, sliding: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Check sequences, padded on the right, and their lengths; return both in 32 bits, without columns of padding. N_V
-    defaults to the model's; if ``sliding``, sequences may be longer than l_max.
-    """
+    """Check sequences and their lengths; return both in 32 bits, without padding columns. `sliding`: beyond l_max."""
     x, lengths = np.asarray(x), np.asarray(lengths)
     N_V = config.N_V if N_V is None else N_V
     for what, array, axes in ((name, x, ("B", "l")), ("lengths", lengths, ("B",))):

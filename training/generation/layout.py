@@ -103,9 +103,7 @@ def sizes_of_layers(theta: Weights) -> Sizes | None:
 
 
 def sizes_of_each_layer(theta: Weights) -> list[Sizes | None]:
-    """Return the sizes of the attention in every (decoder's) layer of θ; None if it has none. Raises ValueError if
-    layers of one stack differ in these: the caches of a loop are of one shape.
-    """
+    """Return the sizes of every (decoder's) layer's attention, None for none. Raises ValueError if a stack's differ."""
     variant = theta.variant
     layers = theta.layers if isinstance(theta, DTransformerParams) else theta.decoder
     of: list[Any] = [variant.attention_of(l).parts(W[0])[0] for l, W in enumerate(of_each_layer(layers, variant))]

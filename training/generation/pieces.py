@@ -19,9 +19,7 @@ class Pieces:
         before: Sequence[int] = (),
         named: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """Begin a text that ends before the first stop, without its first ``given`` characters, the prompt's, whose
-        tokens are those ``before``; special tokens are left out, except those `named`.
-        """
+        """Begin a text that ends before a stop, without the ``given`` characters of the prompt, with `named` tokens."""
         self._named = named
         self._tokenizer, self._stops, self._given, self._before = tokenizer, stops, given, before
         self._window = _Window(tokenizer, before)

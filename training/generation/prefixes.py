@@ -115,12 +115,7 @@ class Prefixes:
 
 
 def _shared(a: np.ndarray, b: np.ndarray) -> int:
-    """Return the length of the common prefix of two texts.
-
-    Example:
-        >>> _shared(np.array([1, 2, 3]), np.array([1, 2, 4, 5]))
-        2
-    """
+    """Return the length of the common prefix of two texts."""
     n = min(len(a), len(b))
     differ = a[:n] != b[:n]
     return int(differ.argmax()) if differ.any() else n
@@ -153,9 +148,7 @@ def read_more(theta: DTransformerParams, caches: Caches, x: Int[Array, "M"], n: 
 
 
 def read_in_parts(model: Any, prompt: np.ndarray) -> Iterator[State | None]:
-    """Read a prompt for a `Generator`, from where it differs from an earlier text on: yield None after each part but
-    the last, and then its state. Its last token is left to the first step.
-    """
+    """Read a prompt, but for its last token: yield None after each part but the last, and then its state."""
     text, l_max, prefixes = prompt[:-1], model.config.l_max, model.prefixes
     n, caches = (0, ()) if prefixes is None else prefixes.longest(text)
     while n < len(text):

@@ -32,25 +32,14 @@ def read_shots(path: str | Path) -> str:
 
 
 def few_shot(shots: str, text: str) -> str:
-    r"""Return a prompt: the examples, one per line, and then the text, whose target the model is to write.
-
-    Example:
-        >>> few_shot("dog\tdogs\nbox\tboxes\n", "cat")
-        'dog\tdogs\nbox\tboxes\ncat\t'
-    """
+    """Return a prompt: the examples, one per line, and then the text, whose target the model is to write."""
     if NEWLINE in text or TAB in text:
         raise DataError(f"--shots: expected prompts of one line without TAB, got {text[:60]!r}; give one per line")
     return shots + text + TAB
 
 
 def final_answer(text: str, after: str | None) -> str | None:
-    r"""Return the answer in a text, stripped of white space: the whole text or, if `after` is given, the rest of the
-    line after its last occurrence; None if it does not occur.
-
-    Example:
-        >>> final_answer("3+8=11, carry 1. answer: 81\n", "answer:"), final_answer("81 ", None), final_answer("3", "=")
-        ('81', '81', None)
-    """
+    """Return the answer in a text: all of it, or the rest of the line after the last `after`, None if there is none."""
     if after is None:
         return text.strip()
     _, found, rest = text.rpartition(after)

@@ -40,9 +40,7 @@ def window_start(t: int, l_max: int) -> int:
 
 
 def read(model: Any, texts: Sequence[np.ndarray], *, more: int) -> ReadPrompts:
-    """Let a `Generator` read the window of each text, into caches with room for `more` tokens, or for `ROOM`. Windows
-    that several texts share are read once, a power of two of them, if those are fewer.
-    """
+    """Let a `Generator` read each text's window, each once, into caches with room for `more` tokens, or `ROOM`."""
     l_max = model.config.l_max
     windows = [_window(text, l_max) for text in texts]
     numbers: dict[bytes, int] = {}

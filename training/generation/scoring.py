@@ -50,9 +50,7 @@ def log_probabilities(
     z: Tokens | None = None,
     z_lengths: Lengths | None = None,
 ) -> Float[np.ndarray, "B m"]:
-    """``log P[x[t+1], t]``, in nats, of each token after the first of each sequence, 0 after its last, under a decoder,
-    or an encoder-decoder given contexts z, without which ValueError is raised, as for a decoder with them.
-    """
+    """``log P[x[t+1], t]``, 0 after a sequence's last token, of a decoder, or an encoder-decoder with contexts z."""
     is_decoder = isinstance(config, DTransformerConfig)
     kinds = (DTransformerParams, DTransformerConfig) if is_decoder else (EDTransformerParams, EDTransformerConfig)
     inputs.check_model(theta, config, *kinds)
@@ -89,12 +87,7 @@ def scored(
 
 
 def perplexity(log_p: Float[np.ndarray, "B m"], lengths: Int[np.ndarray, "B"]) -> float:
-    """``exp(−Σ log p / n)`` over the n tokens scored by `log_probabilities`; raises ValueError if n is 0.
-
-    Example:
-        >>> round(perplexity(np.log([[0.5, 0.125]]), np.array([3])), 9)
-        4.0
-    """
+    """``exp(−Σ log p / n)`` over the n tokens scored by `log_probabilities`; raises ValueError if n is 0."""
     n = int(np.sum(np.asarray(lengths) - 1))
     if n < 1:
         raise ValueError("lengths: expected a sequence of at least two tokens, since the first is not predicted")

@@ -50,9 +50,7 @@ class Conversation(Continuer):
         return [answers for (answers,) in each]
 
     def hear(self, text: str) -> int:
-        """Add the user's next message, and return how many of the oldest messages were dropped to make room. If
-        ValueError is raised, since the template rejects it or the context has no room, the conversation is unchanged.
-        """
+        """Add the user's next message; return how many old ones were dropped. ValueError leaves all as it was."""
         before = len(self.messages) + 1
         self.messages, self._tokens = self._fitting([*self.messages, {"role": "user", "content": text}])
         return before - len(self.messages)

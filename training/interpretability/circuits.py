@@ -12,9 +12,7 @@ from algorithms.parameters import MHAttentionParams
 
 
 def qk_circuits(W: MHAttentionParams) -> Float[Array, "L H d_z d_x"]:
-    """``W_kᵀ W_q`` of each head, which says which tokens match: without biases, ``S = Zᵀ (W_kᵀ W_q) X`` (at distance 0,
-    if positions are rotary). Raises ValueError if S is not bilinear.
-    """
+    """``W_kᵀ W_q`` of each head: without biases, ``S = Zᵀ (W_kᵀ W_q) X``. Raises ValueError if S is not bilinear."""
     _check_bilinear(W)
     return jnp.einsum("lhad,lhae->lhde", _of_heads(W.heads.W_k, W), W.heads.W_q)
 

@@ -55,13 +55,7 @@ def matmul_peak(clock: Callable[[], float], dtype: str) -> float:
 
 
 def with_unrolling(settings: Settings, platform: str) -> tuple[Settings, str]:
-    """Return the settings with unrolled layers if the run is long enough to earn their compilation, and a note of it;
-    "" if it is not, or on another platform than a GPU.
-
-    Example:
-        >>> with_unrolling(Settings(task="d", steps=6000), "gpu")[1]
-        'layers are unrolled, for 6,000 updates on a GPU (4,000 or more of at most 48 layers): --no-unroll leaves them'
-    """
+    """Return the settings, unrolled if a run on a GPU is long enough to earn the compilation, and a note, or ""."""
     sizes = TASKS[settings.task].all_settings().keys() & {"L", "L_enc", "L_dec"}
     layers = sum(getattr(settings, name) for name in sizes)
     if settings.unroll or not earn_unrolling(settings.steps, layers, platform):

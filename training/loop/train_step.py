@@ -19,9 +19,7 @@ GROWTH = 2000  # consecutive updates with finite gradients after which the scale
 
 
 class LossScale(NamedTuple):
-    """The dynamic loss scale of float16, which multiplies the loss and divides the gradient. An update with a non-
-    finite gradient is skipped, and the scale halved; if that never helps, it falls below 1.
-    """
+    """The loss scale of float16, halved, at last below 1, where a non-finite gradient skips an update."""
 
     scale: Float[Array, ""]  # the factor
     sound: Int[Array, ""]  # updates since the scale last changed

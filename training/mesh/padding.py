@@ -12,12 +12,7 @@ from algorithms.model.theta import declared
 
 
 def padded_size(N_V: int, multiple: int) -> int:
-    """Return N_V rounded up to a multiple.
-
-    Example:
-        >>> padded_size(50257, 128)
-        50304
-    """
+    """Return N_V rounded up to a multiple."""
     return -(-N_V // multiple) * multiple
 
 

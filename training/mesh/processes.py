@@ -106,9 +106,7 @@ class Processes:
         return self._all_take(TRAINING)
 
     def all_stop(self) -> bool:
-        """Return whether all processes end at once, since the training has not begun in any: each by its `on_stop`, but
-        this one by its caller. Otherwise they stop where `should_stop` says.
-        """
+        """Return whether all processes end at once, before any began to train, instead of by `should_stop`."""
         if self._left.is_set():
             return True
         if not self._all_take(STOPPING):

@@ -23,13 +23,7 @@ class MeshError(ValueError):
 
 
 def parse(text: str) -> dict[str, int]:
-    """Return the sizes of a mesh's axes, in the order of `AXES`; empty for one device. Raises MeshError if it is not
-    a mesh.
-
-    Example:
-        >>> parse("model=2,data=4")
-        {'data': 4, 'model': 2}
-    """
+    """Return the sizes of a mesh's axes, in the order of `AXES`, empty for one device, or raise MeshError."""
     sizes: dict[str, int] = {}
     for part in text.split(",") if text.strip() else []:
         axis, _, size = (word.strip() for word in part.partition("="))
@@ -103,13 +97,7 @@ def accelerators() -> int:
 
 
 def over_all(settings: Settings, n: int, *, chosen: bool) -> tuple[Settings, str]:
-    """Return the settings with the mesh data=n if nobody has chosen a mesh and n devices divide the batch, and a note
-    that says so, or what to type if devices are left idle; "" if there is nothing to say.
-
-    Example:
-        >>> over_all(Settings(task="d", batch_size=16), 8, chosen=False)[1]
-        'all 8 devices share the work: --mesh data=8 (--mesh "" uses one)'
-    """
+    """Return the settings with the mesh data=n if nobody chose one and n divides the batch, and a note, or ""."""
     if n < 2 or parse(settings.mesh):
         return settings, ""
     divided = dataclasses.replace(settings, mesh=f"data={n}")

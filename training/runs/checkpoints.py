@@ -82,9 +82,7 @@ class Checkpoints:
             raise self._not_written(error) from error
 
     def restore_latest(self, templates: Mapping[str, Any], warn: Callable[[str], None]) -> Restored | None:
-        """Read the newest checkpoint that verifies, if there ever was one; damaged ones are set aside. Raises
-        CheckpointError if all are, in this call or before, and whatever else prevents reading as it is.
-        """
+        """Read the newest sound checkpoint, if any was saved; set damaged ones aside, or raise if all are."""
         for step in self.steps():
             try:
                 return read_checkpoint(self._directory, step, templates)

@@ -52,12 +52,7 @@ class Losses:
 
 
 def smoothed(losses: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return the mean of each loss and its neighbors on both sides, a fiftieth of all of them, fewer at the ends.
-
-    Example:
-        >>> smoothed([1.0, 2.0, 3.0]).tolist()
-        [1.0, 2.0, 3.0]
-    """
+    """Return the mean of each loss and its neighbors on both sides, a fiftieth of all of them, fewer at the ends."""
     reach, sums = len(losses) // 100, np.cumsum([0.0, *losses])
     at = np.arange(len(losses))
     begin, end = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(losses))

@@ -70,9 +70,7 @@ def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) ->
 
 
 def together(divided: bool, path: Path, act: Callable[[], T]) -> T:
-    """Call a function that reads from `path`. If all processes do, all wait for each other, and raise an error if one
-    of them does; damage only if no process raises anything else.
-    """
+    """Call a function that reads from `path`; if all processes do, an error in one is raised in all, damage last."""
     result, error = None, None
     try:
         result = act()

@@ -22,9 +22,7 @@ class _WeightsAndBiases:
 
 
 def wandb_writer(directory: Path, settings: dict[str, Any]) -> Writer:
-    """Return a writer for Weights & Biases (configured as usual, by WANDB_MODE, WANDB_PROJECT and `wandb login`), with
-    its files in `directory`/wandb, where a resumed run continues. Raises RuntimeError if it cannot be used.
-    """
+    """Return a writer for Weights & Biases, with files in `directory`/wandb. Raises RuntimeError if unusable."""
     wandb: Any = importlib.import_module("wandb")
     kept = directory / "wandb" / "id"
     kept.parent.mkdir(exist_ok=True)

@@ -134,9 +134,7 @@ def completion_of(body: Any, served: ServedModel) -> Completion:
 
 
 def _prompts(request: CompletionRequest, tokenizer: Tokenizer, model: Decoder) -> list[tuple[str, Prompt, int]]:
-    """Return the prompts in a text, texts, tokens, or lists of tokens, each with its text, and with how many tokens
-    precede it that are not the client's. Tokens are taken as they are.
-    """
+    """Return the prompts of a request, each with its text, and how many tokens precede it that are not the client's."""
     prompts, parse, framed = [], request.parse_special, request.add_special_tokens
     framing = len(tokenizer.framed([0], ends=False)) - 1 if framed else 0
     for one in listed(request.prompt):

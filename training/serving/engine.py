@@ -115,9 +115,7 @@ class _Group(NamedTuple):
 
 
 class FairLock:
-    """A lock that threads get in turn, for programs that several devices share: if two threads start two of them, one
-    device may begin with the first and another with the second, and they wait for each other forever.
-    """
+    """A lock that threads get in turn: two programs that several devices begin in another order would wait forever."""
 
     def __init__(self) -> None:
         self._next, self._held = threading.Lock(), threading.Lock()
@@ -136,9 +134,7 @@ class Engine:
     def __init__(
         self, generator: Generator, tokenizer: Tokenizer, *, rows: int, queue: int, budget: Budget | None = None
     ) -> None:
-        """Make an engine, not yet started, for at most `rows` continuations side by side and `queue` waiting ones, with
-        a share of what memory is free unless there is a `budget`.
-        """
+        """Make an engine of `rows` continuations at once and `queue` waiting; budget: else a share of free memory."""
         self._generator, self._tokenizer, self._rows, self._queue = generator, tokenizer, rows, queue
         self._budget = Budget(generator) if budget is None else budget
         self._changed, self._closing = threading.Condition(), False
@@ -302,9 +298,7 @@ class Engine:
             one.job.emit(step)
 
     def _move(self, sequences: Sequence[_Sequence], read: ReadPrompts | None) -> None:
-        """Continue with the running sequences and new ones, in rows for all active ones, and as many slots as these
-        need for a while: so few programs are compiled. Each takes memory until the server stops.
-        """
+        """Continue with the running sequences and new ones, in one of few sizes, so that few programs are compiled."""
         continuation, l_max = self._continuation, self._generator.config.l_max
         present = len(continuation.left)
         rows = [*self._running, *range(present, present + len(sequences))]

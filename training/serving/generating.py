@@ -94,10 +94,5 @@ def shown(tokenizer: Tokenizer, token: int, *, begins: bool = False) -> tuple[st
 
 
 def escaped(spelled: bytes) -> str:
-    r"""Return bytes as OpenAI's API writes a token that is part of a character.
-
-    Example:
-        >>> print(escaped("…".encode()))
-        \xe2\x80\xa6
-    """
+    """Return bytes as OpenAI's API writes a token that is part of a character."""
     return "".join(f"\\x{byte:02x}" for byte in spelled)

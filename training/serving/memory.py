@@ -20,12 +20,7 @@ SHARE = 2  # requests may use 1/2 of what is free
 
 
 def rows_for(n: int) -> int:
-    """Return the rows of a batch of n sequences.
-
-    Example:
-        >>> [rows_for(n) for n in (1, 2, 5, 17)]
-        [1, 4, 16, 64]
-    """
+    """Return the rows of a batch of n sequences: 1, 4, 16, 64, …"""
     rows = 1
     while rows < n:
         rows *= 4
@@ -33,12 +28,7 @@ def rows_for(n: int) -> int:
 
 
 def slots_for(n: int, l_max: int) -> int:
-    """Return the slots of a batch that needs n of them.
-
-    Example:
-        >>> [slots_for(n, 2048) for n in (40, 257, 1025, 2049)]
-        [256, 1024, 4096, 4096]
-    """
+    """Return the slots of a batch that needs n of them: 256, 1024, 4096, …"""
     slots = SMALLEST
     while slots < n:
         slots *= 4
@@ -89,9 +79,7 @@ class Budget:
         return sum(of_token * min(C, n or C) + of_sequence for (of_token, of_sequence), n in of_layers)
 
     def fits(self, batch: Sequence[int], read: Iterable[int]) -> bool:
-        """Whether a batch fits into memory, beside the prompts that are being read. `batch` has the number of tokens to
-        which each sequence grows, `read` the length of each prompt.
-        """
+        """Whether sequences that grow to `batch` tokens fit into memory beside prompts of `read` tokens."""
         return self.of_batch(batch) + sum(map(self.of_reading, read)) <= self.max_bytes
 
     @property

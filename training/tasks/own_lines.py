@@ -80,9 +80,7 @@ def _modules_in(written: Any) -> Iterator[str]:
 
 
 def _check(modules: Sequence[str], lines: Sequence[str]) -> None:
-    """Raise ValueError if importing a module would run code that is neither installed nor in the packages `lines`, and
-    look for those of `lines` in the working directory, too, last.
-    """
+    """Raise ValueError if importing a module runs code neither installed nor in the packages `lines`."""
     named = [m for m in modules if any(f"{m}.".startswith(f"{package}.") for package in lines)]
     refused = [m for m in modules if m not in named and m not in sys.modules and not _is_installed(m)]
     if refused:

@@ -8,14 +8,7 @@ SHOWN = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """Return the text of one token: the name of a special token, or the digits of a byte that is no whole character.
-
-    Example:
-        >>> from training.data.tokenizers import ByteTokenizer
-        >>> tokenizer = ByteTokenizer()
-        >>> [token_text(tokenizer, v) for v in (*"é ".encode(), tokenizer.bos_token)]
-        ['⟨C3⟩', '⟨A9⟩', ' ', '[BOS]']
-    """
+    """Return the text of one token: the name of a special token, or the digits of a byte that is no whole character."""
     if isinstance(tokenizer, LibraryTokenizer) and (name := tokenizer.inner.id_to_token(token) or "").startswith("##"):
         return name  # within a word
     text = tokenizer.spelled(token).decode("utf-8", "surrogateescape")
@@ -23,12 +16,7 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 
 
 def readable(text: str) -> str:
-    r"""Make everything in a token visible: spaces, line feeds, and unprintable characters.
-
-    Example:
-        >>> readable(" a\n"), readable("\x1b")
-        ('·a⏎', '⟨U+001B⟩')
-    """
+    """Make everything in a token visible: spaces, line feeds, and unprintable characters."""
     return "".join(SHOWN.get(c) or (c if c.isprintable() else f"⟨U+{ord(c):04X}⟩") for c in text)
 
 
