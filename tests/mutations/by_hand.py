@@ -44,6 +44,8 @@ _ROWS: tuple[tuple[str, str, str, str, str, str, tuple[str, ...]], ...] = (
     ("a token of the next document predicted", "algorithms/losses.py", "mtp_token_losses", "counted", "counted & jnp.roll(counted, -1, axis=-1)", "counted", ("algorithms/test_mtp.py",)),
     ("hidden states in place of embeddings", "algorithms/mtp.py", "mtp_columns", "return", "[e, f.layer_norm(X, head.norm_x)]", "[f.layer_norm(X, head.norm_x), e]", ("algorithms/test_mtp.py",)),
     ("a head that reads the next document", "training/tasks/paper.py", "_d_mtp", "weights", "segments == next_tokens(segments)", "segments == segments", ("training/test_objectives.py",)),
+    ("a draft accepted that is not the token", "training/generation/drafting.py", "extended.turn", "accepted", "y == state.draft", "y == y", ("training/generation/test_drafting.py",)),
+    ("the key of the draft's token used again", "training/generation/drafting.py", "extended.turn", "y", "i + j", "i", ("training/generation/test_drafting.py",)),
     ("the weight of the head's loss left out", "algorithms/alg11_training.py", "d_training.theta_hat.theta_i.loss", "loss", "weight * mtp_token_losses", "mtp_token_losses", ("algorithms/test_mtp.py",)),
     ("branches of a tree that see each other", "algorithms/model/attention.py", "_among", "seen", "jnp.broadcast_to(mask, (*batch, m, m))", "jnp.ones((*batch, m, m), bool)", ("algorithms/test_cache.py",)),
     ("decays that begin a token too early", "algorithms/ops/delta_rule.py", "_after", "return", "jnp.roll(log_alpha, -1, axis=-2).at[..., -1, :].set(0)", "log_alpha", ("algorithms/test_delta_rule.py",)),

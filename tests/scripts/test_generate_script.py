@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import sys
 
 import jax
@@ -71,6 +72,23 @@ def test_several_answers_are_drawn_independently_and_by_the_seed(answered, runs)
     answers = json.loads(answered("d", *flags))["answers"]
     assert [a["text"] for a in answers] == [continuation(runs, "abc", 20, 1.0, r, seed=5) for r in range(3)]
     assert len({a["text"] for a in answers}) == 3
+
+
+def test_drafts_change_nothing_but_the_number_of_passes(called, runs, tmp_path):
+    flags = ("--prompt", "abc", "--l_gen", 20, "--tau", 1)
+    with_head = make_run(tmp_path / "mtp", "d", mtp_weight=0.3)
+    status, plain, _ = called("generate", with_head, *flags)
+    again, drafted, note = called("generate", with_head, *flags, "--draft")
+    assert (status, again, drafted) == (0, 0, plain)
+    said = re.fullmatch(r"note: (.+)% of (\d+) drafts were accepted: (.+) tokens for each pass of the model\n", note)
+    assert said
+    share, passes, rate = map(float, said.groups())
+    assert 0 < round(share / 100 * passes) <= passes < 20
+    assert rate == pytest.approx(1 + share / 100, abs=0.01)
+    status, _, error = called("generate", runs["d"], *flags, "--draft")
+    assert (status, error[:70]) == (2, "generate.py: theta.mtp: expected a head for the token after the next, ")
+    status, _, error = called("generate", with_head, *flags, "--draft", "--weights", "int8")
+    assert (status, error) == (2, "generate.py: --draft and --steer or --weights exclude each other\n")
 
 
 @pytest.mark.parametrize(

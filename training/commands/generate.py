@@ -40,6 +40,7 @@ TOP_P = "sample from the fewest tokens with total probability X (default: 0.9 wi
 REPETITION = "divide positive logits of earlier tokens by X, and multiply negative ones (default: 1)"
 STEER = "add a saved direction to the activations (docs/inside.md); may be repeated"
 KEEP = "read a prompt's final space (default: the continuation begins with a token that begins with a space)"
+DRAFT = "let the model's head for the token after the next draft (speculative decoding): the same text in fewer passes"
 HEALED = (
     "its final space is not read, and the continuation begins with a token that begins with a space, as words do in "
     "the training data; --keep-final-space reads it"
@@ -86,6 +87,7 @@ def parser() -> Parser:
     add("--vote", action="store_true", help="print only the most frequent of the --n answers")
     add("--answer-after", metavar="TEXT", help="with --vote: an answer is the rest of the line after the last TEXT")
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
+    add("--draft", action="store_true", default=None, help=DRAFT)
     add("--keep-final-space", action="store_true", default=None, help=KEEP)
     add_inference(add)
     add_model(add)
@@ -353,6 +355,7 @@ def main(arguments: argparse.Namespace) -> int:
         arguments.prompt = [sys.stdin.readline().removesuffix("\n")]
     several = options.n is not None and options.n > 1 and not arguments.vote
     one_text = len(arguments.prompt) == 1 if arguments.prompt else not (answerer.takes_lines or arguments.shots)
+    complete, drafter = True, getattr(answerer, "drafter", None)
     if arguments.interactive and isinstance(answerer, Conversation):
         talk(answerer, typed(converses=True), as_json=arguments.json)
     elif arguments.interactive:
@@ -362,5 +365,7 @@ def main(arguments: argparse.Namespace) -> int:
     else:
         lines = not arguments.prompt and answerer.takes_lines
         texts = texts_of(arguments, answerer)
-        return 0 if answer_all(answerer, texts, as_json=arguments.json, lines=lines) else 2
-    return 0
+        complete = answer_all(answerer, texts, as_json=arguments.json, lines=lines)
+    if drafter is not None:
+        say(f"note: {drafter.acceptance}")
+    return 0 if complete else 2

@@ -17,6 +17,7 @@ from algorithms.inside import At, intervene
 from training.data.tokenizers import Tokenizer
 from training.generation import Continuation, Generator, Sampling, Translator
 from training.generation.buckets import bucketed, padded_rows
+from training.generation.drafting import DraftedContinuation, Drafter
 from training.generation.gato import of_text
 from training.generation.generating import LENGTH_PENALTY
 from training.generation.pieces import Ends, Pieces, pieces_of
@@ -55,6 +56,7 @@ class Options:
     stop: tuple[str, ...] | None = None  # texts before which an answer ends
     steer: Mapping[At, Any] | None = None  # changes to the model, as `algorithms.inside.intervene` takes them
     weights: Literal["int8"] | None = None  # "int8" rounds the weights that every token reads
+    draft: bool | None = None  # let the head for the token after the next draft, see `training.generation.drafting`
     keep_final_space: bool | None = None  # read a prompt's final space; see `Continuer.prompt`
 
 
@@ -142,6 +144,9 @@ class Continuer(Answerer):
         super().__init__(run, options)
         self.ends = Ends.of(run.tokenizer, options.stop or ())
         self.generator = Generator(run.theta, run.config, changes=options.steer, int8=options.weights == "int8")
+        if options.draft and (options.steer or options.weights):
+            raise AnswerError("--draft and --steer or --weights exclude each other")
+        self.drafter = Drafter(self.generator) if options.draft else None
         if options.steer:  # trace the changes on two tokens, so that invalid ones fail before anything is generated
             hidden_state = intervene(d_hidden_state, options.steer)
             try:
@@ -183,15 +188,18 @@ class Continuer(Answerer):
 
     def _l_gen(self, prompts: Sequence[Prompt]) -> int:
         """Return the most tokens of a continuation of these prompts."""
+        if self.options.l_gen is None and self.drafter:  # which does not read windows
+            return min(L_GEN, self.config.l_max + 1 - max(len(prompt.tokens) for prompt in prompts))
         return L_GEN if self.options.l_gen is None else self.options.l_gen
 
-    def _begun(self, prompts: Sequence[Prompt], number: int) -> Continuation:
+    def _begun(self, prompts: Sequence[Prompt], number: int) -> Continuation | DraftedContinuation:
         """Return the `Continuation` of n prompts for each text, from text number `number` on."""
         l_gen, first = self._l_gen(prompts), (number - 1) * self.n
         keys = keys_of(jax.random.key(self.options.seed or 0), len(prompts), first)
         sampling = sampling_of(self.options, self.ends.tokens)
         of_prompts = zip(prompts, keys, strict=True)
-        return self.generator.answer([Request(p.tokens, key, l_gen, sampling, p.begins) for p, key in of_prompts])
+        generator = self.drafter or self.generator
+        return generator.answer([Request(p.tokens, key, l_gen, sampling, p.begins) for p, key in of_prompts])
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         """See `Answerer.answers`; with the log-probabilities of the tokens."""
