@@ -167,12 +167,6 @@ def test_scores_of_drawn_patterns():
         assert scores.induction_scores(A_b, x_b).tolist()[0] == [0, 0, 1]
 
 
-def test_scores_of_uniform_attention():
-    A = np.triu(np.ones((4, 4)))[None, None] / np.arange(1, 5)
-    for of in (scores.duplicate_token_scores, scores.induction_scores):
-        cases.assert_close(of(jnp.asarray(A), jnp.array([4, 7, 4, 4]))[0, 0], (1 / 3 + 2 / 4) / 2)
-
-
 @pytest.mark.end_to_end
 @pytest.mark.parametrize(("name", "by", "shape"), [("X@8", "token", (2, 6)), ("Y@2", "head", (2, 3))])
 def test_activation_patching_is_one_intervention_after_the_other(name, by, shape):
@@ -195,16 +189,6 @@ def test_attribution_patching_is_the_slope_of_patching():
         moved = intervene(score, {at("Y@2", layer=layer, head=head): lambda Y, step=step: Y + step})(OTHER)
         slope = (moved - score(OTHER)) / epsilon
         np.testing.assert_allclose(estimate[layer, head].sum(), slope, rtol=1e-3, atol=1e-6)
-
-
-def test_path_patching_of_a_cut_path_changes_nothing():
-    """Where the receiver reads nothing of the sender's output, and where it does."""
-    sender, receiver = at("Y@2", layer=0, head=1), at("Q", layer=1, head=2)
-    plain = score(OTHER)
-    assert abs(patching.path_patching(score, sender, receiver, (X,), (OTHER,)) - plain) > 1e-6
-    cases.assert_close(patching.path_patching(score, sender, receiver, (OTHER,), (OTHER,)), plain)
-    later = at("Y@2", layer=1, head=1)
-    cases.assert_close(patching.path_patching(score, later, receiver, (X,), (OTHER,)), plain)
 
 
 @pytest.mark.end_to_end

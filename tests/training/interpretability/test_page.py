@@ -18,7 +18,7 @@ from tests.own_lines.retention import HYBRID
 from tests.run_cases import LETTERS, make_run
 from training.data.tokenizers import ByteTokenizer, build_tokenizer
 from training.interpretability.page import PageError, content, look, show
-from training.interpretability.page.look import Packed, Prediction, packed
+from training.interpretability.page.look import Packed, Prediction
 from training.interpretability.page.words import readable, readable_tokens, token_text
 from training.oracle.components import softmax
 from training.oracle.transformers import layer_norm_each
@@ -189,25 +189,6 @@ def test_patches_of_many_runs_are_estimated_and_the_page_says_so(run, monkeypatc
     first = int(np.argmax(differs))
     np.testing.assert_allclose(estimated.tokens[:, :first], 0, atol=1e-6)  # where both runs are the same
     assert np.abs(estimated.tokens[:, first:]).max() > 1e-2
-
-
-def test_numbers_are_packed_within_half_a_step():
-    rng = np.random.default_rng(0)
-    arrays = {
-        "weights": (rng.uniform(0, 1, (3, 5)), 8),
-        "signed": (rng.normal(0, 7, (4, 2)), 16),
-        "with NaN": (np.array([np.nan, -2.0, 0.0, 2.0]), 8),
-        "tokens": (np.array([0, 65535, 7]), 16),
-        "many": (np.array([100_000]), 32),
-        "nothing": (np.zeros(3), 8),
-    }
-    p = packed(arrays)
-    found = unpacked(p)
-    for entry in p.table:
-        array, bits = arrays[entry["name"]]
-        np.testing.assert_allclose(found[entry["name"]], array, atol=0.501 * entry["step"])
-        assert entry["offset"] % (bits // 8) == 0
-    assert (found["with NaN"][2], found["tokens"].tolist()) == (0, [0, 65535, 7])
 
 
 @pytest.mark.end_to_end

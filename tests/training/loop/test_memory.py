@@ -108,21 +108,6 @@ def of_three(settings):
     return settings_for("d", **SETTINGS, accumulation_steps=3)
 
 
-@pytest.mark.end_to_end
-def test_the_devices_of_a_cpu_share_its_memory(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(memory, "limit", lambda devices, of=memory.limit: asked.append(devices) or of(devices))
-    for mesh, n in (("", 1), ("data=4,model=2", 8)):
-        sizes = {"batch_size": 8, "l_max": 8, "H": 2, "d_mlp": 16, "vocabulary_multiple": 2}
-        trainer, _ = make_trainer(tmp_path / f"{n}", settings_for("d", **SETTINGS | sizes, mesh=mesh))
-        with monkeypatch.context() as patch:
-            patch.setattr(memory, "needed", lambda compiled: 0)
-            compiled_only(trainer, patch)
-        assert asked.pop() == n
-    if not jax.local_devices()[0].memory_stats():  # an accelerator says what each has
-        assert memory.limit(8) == memory.limit(1) // 8
-
-
 def test_parts_of_one_sequence_are_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "limit", lambda devices: 0)
     monkeypatch.setattr(memory, "needed", lambda compiled: 1)

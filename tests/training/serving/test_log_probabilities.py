@@ -42,17 +42,6 @@ def test_five_asked_are_five_given_and_the_drawn_one(client):
 
 
 @pytest.mark.end_to_end
-def test_offsets_do_not_depend_on_what_stops_hold_back(client):
-    for seed in SEEDS:
-        free, held = drawn(client, seed, logprobs=1), drawn(client, seed, logprobs=1, stop=["the cat sat never"])
-        assert held.logprobs == free.logprobs
-        text = [*free.logprobs.text_offset, len(free.text)]
-        for token, first, end in zip(free.logprobs.tokens, text, text[1:], strict=False):
-            if not token.startswith("bytes:") and "\ufffd" not in free.text[first:end] and token not in ("<s>", "</s>"):
-                assert free.text[first:].startswith(token) or token == "<end>"
-
-
-@pytest.mark.end_to_end
 def test_the_bytes_of_all_tokens_are_the_text(client):
     said = [{"role": "user", "content": "the cat"}]
     for seed in SEEDS:

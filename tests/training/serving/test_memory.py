@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 
 from algorithms import DTransformerConfig
-from tests import serving_cases
 from tests.cases import later, random_theta
 from tests.own_lines.retention import HYBRID
-from tests.run_cases import make_run
 from training.data.tokenizers import CharacterTokenizer
 from training.generation import Generator, prefixes, prompts
 from training.generation.layout import bytes_of_token
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Prompt, Request
-from training.runs.trained_model import load_run
 from training.serving.engine import Engine, Failed, Job
 from training.serving.memory import Budget, TooLargeError
 
@@ -145,18 +142,6 @@ def test_a_batch_has_fewer_rows_once_they_are_enough_for_a_while_and_gives_memor
             time.sleep(0.01)
         assert len(given_back) == n
     engine.close()
-
-
-@pytest.mark.end_to_end
-def test_a_request_that_never_fits_is_refused_over_http(tmp_path):
-    served = serving_cases.of_run(load_run(make_run(tmp_path / "small", "d", l_max=600)), memory=200_000, prefixes=0)
-    assert served.model.budget.slots == 255
-    with serving_cases.serving(served) as port:
-        for length, status in ((60, 200), (100, 400)):
-            body = {"model": "small", "prompt": length * "abc", "max_tokens": 50}
-            found, _, text = serving_cases.asked(port, "POST", "/v1/completions", body)
-            assert found == status
-    assert "there is memory" in text
 
 
 @pytest.fixture

@@ -193,31 +193,17 @@ def test_a_grammar_has_the_calls_that_a_template_writes(form, start, written, wr
     assert fits("hello") == ((5, True) if start == "free" else (0, False))
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.end_to_end
-def test_any_object_is_json(served):
-    """Random weights end few texts by themselves, so each bracket that closes gets a bias."""
-    closing = {str(token): 8 for token in tokenizer_of(template_of("hermes")).encode('"}]')}
-    answer = talk(served[0], n=10, seed=2, response_format={"type": "json_object"}, logit_bias=closing)
-    whole = [choice for choice in answer.choices if choice.finish_reason == "stop"]
-    assert len(whole) > 5
-    assert all(type(json.loads(choice.message.content)) is dict for choice in whole)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"tools": [{"type": "custom"}]}, "tools: expected a list of"),
         ({"tools": [TIME, TIME]}, "tools: expected a name of its own for each tool"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools: expected names of at most 64 letters"),
-        ({"tool_choice": "required"}, "tool_choice: expected tools beside it"),
-        ({"tools": [TIME], "tool_choice": "any"}, "tool_choice: expected none, auto, required or"),
         (
             {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "x"}}},
             "tool_choice: expected none, auto, required or",
         ),
         ({"response_format": {"type": "xml"}}, "response_format: expected the type text or json_object, or"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format: expected the t"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
             r"response_format: expected a form that llguidance knows .*Unimplemented keys: \[\"not\"\]; simplify it",
@@ -227,10 +213,6 @@ def test_any_object_is_json(served):
             "no_repeat_ngram_size: expected 0, as it may forbid",
         ),
         ({"messages": [*QUESTION, {"role": "tool", "content": "a", "tool_call_id": "b"}]}, "expected the ID of a call"),
-        (
-            {"messages": [*QUESTION, {"role": "assistant", "tool_calls": [{"id": "b", "type": "function"}]}]},
-            r"messages\[1\].tool_calls: expected a list of",
-        ),
         (
             {"messages": [calling({"name": "f", "arguments": "[1]"})]},
             r"messages\[0\].tool_calls\[0\].function.arguments: expected an object, as JSON in a text",
@@ -266,10 +248,8 @@ X, Y = '{"x": "</tool_call> }"}', '{"y": [{}]}'
 @pytest.mark.parametrize(
     ("form", "text", "content", "calls"),
     [
-        (HERMES, "I see <b>, I", "I see <b>, I", []),
         (HERMES, "I see.\n<tool_call>\n" + F + "\n</tool_call>\n", "I see.", [("f", X)]),
         (HERMES, 2 * ("<tool_call>" + G + "</tool_call>\n"), "", [("g", Y), ("g", Y)]),
-        (HERMES, "<tool_call>" + G + "</tool_call> Good?", " Good?", [("g", Y)]),
         (HERMES, "<tool_call>{}</tool_call><tool_call>" + G, "<tool_call>{}</tool_call>", [("g", Y)]),
         (HERMES, "<tool_call>" + F.replace("f", "h") + "</tool_", "<tool_call>" + F.replace("f", "h") + "</tool_", []),
         (HERMES, "<tool_call>" + F[:40], "", [("f", F[27:40])]),
@@ -277,7 +257,6 @@ X, Y = '{"x": "</tool_call> }"}', '{"y": [{}]}'
         (MISTRAL, "Yes[TOOL_CALLS][" + G[:-1] + ', "id": "abc"}]', "Yes", [("g", Y)]),
         (LLAMA, F.replace("arguments", "parameters"), "", [("f", X)]),
         (LLAMA, "<|python_tag|>" + F + "; " + G, "", [("f", X), ("g", Y)]),
-        (LLAMA, "So: " + F, "So: " + F, []),
         (LLAMA, ' {"name": "Ann", "parameters": {}}', ' {"name": "Ann", "parameters": {}}', []),
     ],
 )
@@ -296,12 +275,6 @@ def test_calls_are_read_back_however_the_text_arrives(form, text, content, calls
     assert len({call["id"] for call in found.values()}) == len(calls)
 
 
-def test_one_call_is_read_where_one_is_wanted():
-    reader = CallReader(HERMES, ["f", "g"], several=False)
-    read = reader.add(2 * ("<tool_call>" + G + "</tool_call>\n"), is_last=True)
-    assert (read.content, [call["function"]["name"] for call in read.calls]) == ("", ["g"])
-
-
 LOOSE = {"properties": {"n": {"type": "integer", "minimum": 3, "maximum": 4}}, "required": ["n"]}
 
 
@@ -312,9 +285,7 @@ LOOSE = {"properties": {"n": {"type": "integer", "minimum": 3, "maximum": 4}}, "
         (LOOSE | {"additionalProperties": False}, [{"n": 3}, {"n": 4}]),
         ({"$ref": "#/$defs/n", "$defs": {"n": LOOSE | {"additionalProperties": False}}}, [{"n": 3}, {"n": 4}]),
         ({"anyOf": [{"const": 5}, LOOSE | {"additionalProperties": False}]}, [{"n": 3}, {"n": 4}]),
-        (None, [{}]),
         ({}, [{}]),
-        ({"type": "object", "properties": {}}, [{}]),
     ],
 )
 def test_arguments_are_an_object_whatever_a_schema_leaves_out(served, parameters, expected):
@@ -341,16 +312,6 @@ def test_calls_without_arguments_and_cut_short_are_read_back(served, arguments, 
     said = [*QUESTION, called, {"role": "tool", "tool_call_id": "b", "content": "9"}]
     key = "parameters" if served[1].opens == "" else "arguments"
     assert f'{{"name": "time", "{key}": {shown}' in read_by(served[2], messages=said)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.end_to_end
-def test_an_answer_that_was_cut_short_may_be_sent_back(served):
-    client, _, _ = served
-    how = {"tools": [WEATHER], "tool_choice": "required", "seed": 1}
-    for most in (9, 30, 44):
-        message = talk(client, max_tokens=most, **how).choices[0].message.model_dump()
-        talk(client, [*QUESTION, message, *QUESTION], max_tokens=2, tools=[WEATHER])
 
 
 @pytest.mark.end_to_end
