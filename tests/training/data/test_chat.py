@@ -3,7 +3,6 @@
 import functools
 import importlib
 import subprocess
-import types
 
 import pytest
 
@@ -136,13 +135,6 @@ def test_knows_where_the_answers_are(name, expected):
     assert rendered.text == template.render(said("a", "a", "b", content), add_generation_prompt=False).text
 
 
-@pytest.mark.parametrize("written", ["m.content", "m.content | upper"])
-def test_answers_without_an_end_token_end_with_their_message(written):
-    template = ChatTemplate(f"{{% for m in messages %}}{{{{ {written} ~ '\n' }}}}{{% endfor %}}")
-    rendered = render_with_answers(template, said("a", "b", "c", "d"))
-    assert [rendered.text[begin:end].lower() for begin, end in rendered.answers] == ["b\n", "d\n"]
-
-
 @pytest.mark.parametrize(
     "template",
     [
@@ -160,12 +152,9 @@ def test_answers_that_are_written_otherwise_than_asked_for_are_refused(template)
     ("messages", "message"),
     [
         ([], r"messages: expected a list of at least one message, got \[\]"),
-        ("hi", "messages: expected a list of at least one message, got hi"),
         (["hi"], 'message 1: expected an object {"role": "…", "content": "…"}, got hi'),
         ([{"role": "user"}], "message 1: content: expected a text, got nothing"),
-        ([{"role": "user", "content": 3}], "message 1: content: expected a text, got 3"),
         ([{"content": "hi"}], "message 1: role: expected one of system, user, assistant, tool, got 'None'"),
-        ([{"role": "robot", "content": "hi"}], "message 1: role: expected one of .*, got 'robot'"),
         (said("a") + said("b", system="late"), "message 2: role: expected system to come first"),
         (said("a", "b"), "message 2: expected the user to speak last, got the assistant"),
         (said("a") + said("b"), "refuses the conversation or raises an error: roles must alternate"),
@@ -210,22 +199,6 @@ def test_a_template_that_loops_or_reaches_out_is_refused_in_a_sentence(template,
     assert "\n" not in str(caught.value)
     hostile.text = "{{ messages[0].content }}"  # the next one is rendered as ever
     assert hostile.render(said("hi")).text == "hi"
-
-
-def test_an_interrupted_rendering_leaves_no_text_to_the_next():
-    template = ChatTemplate("{{ messages[0].content }}")
-    assert template.render(said("first")).text == "first"
-    process = template._process
-
-    def interrupted():
-        raise KeyboardInterrupt
-
-    stdout = types.SimpleNamespace(readline=interrupted, close=process.stdout.close)
-    template._process = types.SimpleNamespace(stdin=process.stdin, stdout=stdout, kill=process.kill, wait=process.wait)
-    with pytest.raises(KeyboardInterrupt):
-        template.render(said("second"))
-    assert template.render(said("third")).text == "third"
-    assert process.returncode is not None
 
 
 def test_no_template_writes_a_file(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from training.data import files
 from training.data.corpora.named import paragraphs
-from training.data.files import check_file, read_corpus
+from training.data.files import read_corpus
 from training.data.records import DataError, Document, Labeled, Pair, hash64, joined_bytes, record_key
 from training.data.stretches import sections
 
@@ -47,13 +47,6 @@ def test_sections_join_to_the_text_and_end_between_paragraphs(size):
         assert part.startswith("Paragraph")
         assert lines[first - 1] == part.splitlines()[0]
     assert len(found) == {30: 50, 40: 50, 90: 25, 10**6: 1}[size]
-
-
-def test_sections_of_long_paragraphs_and_blank_lines():
-    lines = ["x" * 9 + "\n"] * 30
-    assert [len(part) for _, part in sections(lines, 10)] == [20] * 15
-    assert list(sections(["\n", " \n"], 1)) == []
-    assert [part for _, part in sections(["a\n", "\n", "b\n", "\n", "\n"], 2)] == ["a\n\n", "b\n\n\n"]
 
 
 def test_a_text_file_is_split_by_sections_without_loss(tmp_path):
@@ -219,17 +212,6 @@ def test_the_share_that_is_held_out_is_what_was_asked_for(tmp_path, words, line)
     assert sum(sizes) == pytest.approx(path.stat().st_size, rel=0.001)
     assert sizes[1] / sum(sizes) == pytest.approx(corpus.held_out, rel=0.1)
     assert all(d.text.startswith("word") for d in corpus.train)
-
-
-def test_a_file_is_checked_in_blocks(tmp_path, monkeypatch):
-    """Every block size gives the same verdict, also when a block ends inside a character or a line."""
-    good = "Zeile eins ä€🙂\nzwei\n".encode() * 3
-    bad = good + b"drei \xff vier\n"
-    for block in (1, 2, 3, 5, 7, 64):
-        monkeypatch.setattr(files, "BLOCK", block)
-        assert check_file(write(tmp_path / "a", good))[0] == len(good)
-        with pytest.raises(DataError, match=rf"a:7: not UTF-8 at byte offset {len(good) + 5} \(byte 0xff\)"):
-            check_file(write(tmp_path / "a", bad))
 
 
 OF_PAIRS = 'expected an object {"source": "…", "target": "…"}'

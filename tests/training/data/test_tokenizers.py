@@ -5,8 +5,6 @@ from collections import Counter
 
 import pytest
 import tokenizers as library
-from hypothesis import given
-from hypothesis import strategies as st
 
 from training.data.corpora.packages import Package, read_members
 from training.data.records import DataError
@@ -65,13 +63,6 @@ def test_the_special_tokens_are_the_last_three_and_the_data_come_back_exactly(bu
     assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
 
 
-@pytest.mark.end_to_end
-@given(st.text())
-def test_any_text_comes_back_exactly_from_bytes_and_byte_pairs(built, text):
-    for kind in ("bytes", "bpe"):
-        assert built[kind].decode(built[kind].encode(text)) == text
-
-
 @pytest.mark.parametrize("text", ["<|endoftext|>", "a\r\n\tb", "naïve 日本語 🙂 e\u0301", "\x00\x7f", "   "])
 def test_texts_that_other_tokenizers_change_come_back_exactly(built, text):
     assert built["bpe"].decode(built["bpe"].encode(text)) == text
@@ -114,11 +105,6 @@ def test_saved_and_loaded_it_is_the_same(built, kind, tmp_path):
     assert type(loaded) is type(built[kind])
     assert (loaded.N_V, loaded.encode(TEXTS[0])) == (built[kind].N_V, built[kind].encode(TEXTS[0]))
     assert loaded.fingerprint() == built[kind].fingerprint()
-
-
-def test_fingerprints_tell_tokenizers_apart(built):
-    other = build_tokenizer("bpe", TEXTS, N_V=262)
-    assert len({t.fingerprint() for t in [*built.values(), other]}) == 5
 
 
 @pytest.mark.parametrize("names", [("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")])
@@ -176,18 +162,12 @@ OURS = '{"format": "formal-algorithms tokenizer 1"'
             lambda *_: build_tokenizer("bpe", ["a"], N_V=259),
             "N_V: expected at least 260 for a tokenizer of bpe, got 259",
         ),
-        (lambda *_: build_tokenizer("words", ["a"], N_V=4), "N_V: expected at least 5 for a tokenizer of words, got 4"),
         (lambda *_: build_tokenizer("characters", [""], N_V=300), "no text to build a tokenizer of characters from"),
-        (lambda *_: build_tokenizer("words", [], N_V=300), "the data has no text to build a tokenizer of words from"),
-        (lambda built, _: built["bytes"].decode([-1]), "token ID -1 is outside the vocabulary of 259 tokens"),
         (lambda built, _: built["bytes"].decode([259]), "token ID 259 is outside the vocabulary of 259 tokens"),
         (lambda built, _: built["bytes"].encode("ab\ud800"), r"lone surrogate, U\+D800, at character 2"),
-        (lambda built, _: built["bpe"].encode("ab\ud800"), r"lone surrogate, U\+D800, at character 2"),
         (loaded("{"), r"tokenizer\.json is not a tokenizer that can be read"),
-        (loaded("[1]"), r"tokenizer\.json is not a tokenizer that can be read"),
         (loaded(OURS + "}"), r"tokenizer\.json is not a tokenizer that can be read"),
         (loaded(OURS + ', "kind": "x", "vocabulary": []}'), r"tokenizer\.json is not a tokenizer"),
-        (loaded('{"model": "x"}'), r"tokenizer\.json is not a tokenizer that can be read"),
         (loaded("a\nb\n", "vocab.txt"), r"vocab.txt has no \[UNK\], so it is not a WordPiece vocabulary"),
         (lambda _, path: load_tokenizer(path), r"holds no tokenizer: expected tokenizer\.json, or encoder.json"),
         (lambda _, path: load_tokenizer(path / "none"), "--tokenizer: expected one of bytes, .*, or the path of a tok"),

@@ -69,14 +69,6 @@ def test_a_step_of_one_request_whose_weights_are_read_in_groups_of_rows():
     np.testing.assert_allclose(P[:, 0], d_transformer(jnp.asarray(prompt[0]), theta)[:, -1], rtol=0, atol=1e-14)
 
 
-@pytest.mark.end_to_end
-def test_the_log_probability_of_what_is_impossible_is_a_number():
-    sure = Generator(THETA()._replace(W_u=1e6 * THETA().W_u), CONFIG)
-    begun = sure.begin(PROMPTS, lengths=LENGTHS, l_gen=1, key=KEY(), likeliest=2, tau=0.0)
-    begun.extend(1)
-    np.testing.assert_allclose(begun.likeliest[1][:, 0], [[0, np.log(np.finfo(np.float64).tiny)]] * 3, atol=1e-9)
-
-
 @pytest.mark.parametrize("how", [{}, {"tau": 3.0, "top_k": 5, "presence_penalty": 1.0, "logit_bias": {2: 4.0}}])
 def test_scores_are_the_log_probabilities_of_the_generated_tokens(how):
     """Under the model, however they are drawn."""
@@ -109,14 +101,6 @@ def test_eos_ends_a_sequence_and_fills_its_row(stream):
         columns = list(GENERATOR().stream(PROMPTS[:1], lengths=LENGTHS[:1], l_gen=30, eos=eos, key=KEY()))
         assert [int(column[0]) for column in columns] == [*ended[0, : len(columns) - 1], eos]
         assert len(columns) < 30
-
-
-@pytest.mark.end_to_end
-def test_prompts_of_a_bucket_share_what_is_compiled():
-    x = np.zeros((2, 24), int)
-    run(prompts=x, lengths=np.array([24, 20]), tau=0.3, l_gen=3)
-    others = {"prompts": x[:, :17], "lengths": np.array([17, 3]), "tau": 0.9, "l_gen": 5, "eos": 4}
-    assert set(cases.compilations(lambda: run(**others))) <= {"jit(stage)"}  # JAX's own copy of an array
 
 
 def brute_force_restricted(p, tau, top_k, top_p):
@@ -185,8 +169,6 @@ def test_an_infinite_temperature_leaves_the_excluded_tokens_out(P, top_k, expect
     "how",
     [
         {"top_p": 1e-300},
-        {"top_p": 1e-12},
-        {"tau": 1e-40},
         {"tau": 1.2e-38, "top_k": 2, "top_p": 0.9},
         {"tau": 1e-40, "top_p": 1e-40},
     ],
@@ -276,31 +258,22 @@ def test_drawn_tokens_have_their_frequencies():
         ({"prompts": np.zeros((1, L_MAX + 1), int), "lengths": [L_MAX + 1]}, ValueError, "at most l_max = 131"),
         ({"l_gen": L_MAX - 7}, ValueError, "need l_max >= 132"),
         ({"lengths": [9, 0, 4]}, ValueError, "request 1 is empty"),
-        ({"prompts": np.zeros((3, 0), int), "lengths": [0, 0, 0]}, ValueError, "at least one token"),
         ({"lengths": [9, 10, 4]}, ValueError, "request 1 has length 10, but prompts has 9 columns"),
         ({"lengths": [9, 1]}, ValueError, "one row for each request"),
         ({"lengths": [9.0, 1.0, 4.0]}, TypeError, "lengths: expected integers"),
         ({"prompts": PROMPTS.astype(float)}, TypeError, "prompts: expected integers"),
         ({"prompts": PROMPTS + 1, "lengths": [9, 9, 9]}, ValueError, "token 17 at position 5 of request 1 is unknown"),
-        ({"prompts": PROMPTS - 17}, ValueError, "is unknown"),
         ({"tau": -0.1}, ValueError, "tau: expected a temperature >= 0"),
-        ({"tau": float("nan")}, ValueError, "tau: expected a temperature >= 0"),
-        ({"top_k": 0}, ValueError, "top_k: expected at least 1"),
         ({"top_k": N_V + 1}, ValueError, "at most 17, the size of the vocabulary"),
         ({"top_k": 2.0}, TypeError, "top_k: expected an integer"),
         ({"top_p": 0.0}, ValueError, r"top_p: expected a probability in \(0, 1\]"),
-        ({"top_p": 1.01}, ValueError, r"top_p: expected a probability in \(0, 1\]"),
-        ({"top_p": float("nan")}, ValueError, "top_p"),
         ({"eos": N_V}, ValueError, "eos: expected a token"),
         ({"eos": 2.5}, TypeError, "eos: expected an integer token, got 2.5"),
         ({"logit_bias": {N_V: 1}}, ValueError, "logit_bias: expected a token"),
         ({"logit_bias": {0: float("nan")}}, ValueError, "logit_bias: expected from -100 to 100 for token 0, got nan"),
         ({"l_gen": 0}, ValueError, "l_gen: expected at least 1"),
         ({"key": lambda: jax.random.key_data(KEY())}, TypeError, "typed key"),
-        ({"repetition_penalty": 0.0}, ValueError, "repetition_penalty: expected a positive number"),
-        ({"repetition_penalty": float("nan")}, ValueError, "repetition_penalty: expected a positive number"),
         ({"repetition_penalty": 1e-45}, ValueError, "repetition_penalty: expected a positive number from 0.01 to 100"),
-        ({"repetition_penalty": 1e38}, ValueError, "repetition_penalty: expected a positive number from 0.01 to 100"),
         ({"no_repeat_ngram_size": -1, "eos": 3}, ValueError, "no_repeat_ngram_size: expected at least 1"),
         ({"no_repeat_ngram_size": 3}, ValueError, "no_repeat_ngram_size: needs eos"),
         ({"key": lambda: jax.random.split(KEY(), 2)}, ValueError, "one for each of the 3 requests, got 2"),

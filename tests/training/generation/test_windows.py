@@ -1,7 +1,6 @@
 """Generation past l_max, in windows; and what may not be repeated, against transformers."""
 
 import importlib
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -137,17 +136,6 @@ def test_repetition_is_that_of_transformers(penalty, ngram):
         np.testing.assert_allclose(found[r], expected[0], rtol=1e-12)
 
 
-def test_no_ngram_comes_twice_whatever_the_window():
-    tokens = generated(60, no_repeat_ngram_size=2, eos=N_V - 1)
-    for r, l in enumerate(LENGTHS):
-        text = [*PROMPTS[r, :l].tolist(), *tokens[r].tolist()]
-        text = text[: text.index(N_V - 1) + 1] if N_V - 1 in text else text
-        new, before = list(itertools.pairwise(text[l - 1 :])), list(itertools.pairwise(text[:l]))
-        assert len(set(new)) == len(new)
-        assert not set(new) & set(before)
-    assert len(set(zip(tokens[0], tokens[0, 1:], strict=False))) > 30
-
-
 @pytest.mark.end_to_end
 def test_a_sequence_that_nothing_can_follow_ends():
     """The prompt has all tokens but one, or all of them, the end included."""
@@ -156,13 +144,3 @@ def test_a_sequence_that_nothing_can_follow_ends():
     options = {"prompts": prompts, "lengths": np.full(2, N_V), "no_repeat_ngram_size": 1, "eos": eos}
     assert generated(4, **options).tolist() == [[5, eos, eos, eos], [eos] * 4]
     assert generated(4, **options, tau=0.0).tolist() == [[5, eos, eos, eos], [eos] * 4]
-
-
-def test_where_windows_begin():
-    """The definition, token by token."""
-    for l_max in (1, 2, 5, 8):
-        start = 0
-        for t in range(50):
-            if t - start > l_max:
-                start = t - max(1, l_max // 2)
-            assert window_start(t, l_max) == start

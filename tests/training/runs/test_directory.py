@@ -312,19 +312,10 @@ def test_settings_are_read_back_from_json(task):
     assert settings_from(json.loads(json.dumps(settings_to_json(settings))), task=task) == settings
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_defaults_fit_together(task):
-    settings = settings_from({}, task=task)
-    assert model_config(settings, 300).d_e == settings.d_e
-    defaults = {name: TASKS[task].default(name) for name in TASKS[task].all_settings()}
-    assert defaults | {"warmup": settings.warmup} == {name: getattr(settings, name) for name in defaults}
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"layers": 3}, "layers: expected a setting of d, got an unknown one; it has data, "),
-        ({"p_mask": 0.1}, "p_mask: expected a setting of d, got an unknown one"),
         ({"L": 1.5}, "--L: expected an integer, got 1.5"),
         ({"L": True}, "--L: expected an integer, got True"),
         ({"tied": 1}, "--tied: expected true or false, got 1"),
@@ -334,21 +325,13 @@ def test_defaults_fit_together(task):
         ({"dropout": 1.0}, "--dropout: expected at least 0 and less than 1, got 1.0"),
         ({"learning_rate": 0}, "--learning-rate: expected a positive number, got 0.0"),
         ({"learning_rate": float("nan")}, "--learning-rate: expected a positive number, got nan"),
-        ({"learning_rate": float("inf")}, "--learning-rate: expected a positive number, got inf"),
-        ({"eps": float("nan")}, "--eps: expected a positive number, got nan"),
-        ({"embedding_learning_rate": float("nan")}, "--embedding-learning-rate: expected a positive number, got nan"),
         ({"dropout": float("nan")}, "--dropout: expected at least 0 and less than 1, got nan"),
-        ({"explosion": float("nan")}, "--explosion: expected "),
-        ({"peak": float("nan")}, "--peak: expected "),
         ({"batch_size": 6, "accumulation_steps": 4}, "--batch-size: expected a multiple of --accumulation-steps, 4"),
-        ({"schedule": "x"}, "--schedule: expected one of constant, cosine, linear, wsd, vaswani, got 'x'"),
         ({"warmup": 21, "steps": 20}, "--warmup: expected at most --steps, 20, got 21"),
         ({"optimizer": "sophia"}, "--optimizer: expected one of sgd, adam, adamw, lion, adafactor, muon, got 'sophia'"),
         ({"optimizer": "sgd", "weight_decay": 0.1}, "expected 0 for sgd, got 0.1; or choose one of adamw, lion, muon"),
-        ({"eps": 0.0}, "--eps: expected a positive number, got 0.0"),
         ({"lora_rank": 2}, "--lora-rank: expected --from RUN, the model to adapt, got none"),
         ({"start_from": "x", "lora_rank": -1}, "--lora-rank: expected at least 0"),
-        ({"start_from": "x", "lora_rank": 2, "lora_alpha": -1.0}, "--lora-alpha: expected a positive number, got -1.0"),
         ({"start_from": "x", "lora_alpha": 1.0}, "--lora-alpha: expected --lora-rank with it, got none"),
         ({"lora_matrices": ["W_q"]}, "--lora-matrices: expected --lora-rank with it, got none"),
     ],

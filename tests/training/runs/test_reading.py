@@ -4,16 +4,12 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import DTransformerConfig, init_d_transformer
 from tests.run_cases import make_run
-from training.generation import Generator
 from training.interchange import convert, load_model
 from training.mesh.placement import Placement
-from training.runs.directory import RunDirectory
 from training.runs.named_arrays import flatten
 from training.runs.trained_model import load_run
 
@@ -39,17 +35,6 @@ def test_a_model_is_kept_in_the_precision_that_was_asked_for(run, tmp_path, prin
             assert (array.dtype, np.asarray(array).tobytes()) == (dtype, expected[name].tobytes())
 
 
-@pytest.mark.end_to_end
-def test_commands_take_it(run, called, printed):
-    texts = {}
-    for dtype in ("float32", "bfloat16"):
-        flags = ("--prompt", "abc", "--tau", 0, "--l_gen", 3, "--json", "--dtype", dtype)
-        texts[dtype] = printed("generate", run, *flags)
-    assert texts["float32"] != texts["bfloat16"]  # the log-probabilities are rounded
-    status, _, err = called("generate", run, "--dtype", "int3")
-    assert (status, "--dtype: expected one of auto, float32, bfloat16, float16, got 'int3'" in err) == (2, True)
-
-
 def test_each_of_eight_devices_reads_its_part(run):
     whole = flatten(load_run(run).theta)
     theta = flatten(load_run(run, placement=Placement("data=2,model=4")).theta)
@@ -71,17 +56,6 @@ def test_a_divided_model_says_the_same(run, called, printed):
     assert len(texts) == 1
     status, _, err = called("generate", run, "--prompt", "abc", "--mesh", "model=3")
     assert (status, "the mesh model=3 is for 3 devices, but there are 8" in err) == (2, True)
-
-
-def test_a_checkpoint_without_final_parameters_is_divided_too(run, tmp_path, monkeypatch):
-    """The parameters of an unfinished run come whole, from its checkpoint."""
-    module = sys.modules[load_run.__module__]
-    whole = load_run(run).theta
-    monkeypatch.setattr(module, "_from_checkpoint", lambda *_, **__: whole)
-    monkeypatch.setattr(RunDirectory, "check_files", lambda self: setattr(self, "parameters", tmp_path / "none"))
-    found = load_run(run, dtype="bfloat16", placement=Placement("model=8")).theta
-    assert found.W_e.dtype == jnp.bfloat16
-    assert len({str(shard.index) for shard in found.layers.mlp.W_mlp1.addressable_shards}) == 8
 
 
 PEAK = """
@@ -114,17 +88,3 @@ def test_a_model_is_never_in_memory_twice(tmp_path, dtype):
     held = nbytes / 2 if dtype else nbytes
     assert reading < held + 20e6
     assert generating < 1.25 * held + 30e6
-
-
-def test_layers_of_a_generator_are_in_the_memory_of_the_parameters():
-    config = DTransformerConfig(N_V=11, l_max=8, L=3, H=2, d_e=16, d_mlp=32)
-    theta = init_d_transformer(jax.random.key(0), config)
-    weights = Generator(theta, config).weights
-    for l, layer in enumerate(weights.layers):
-        for name in ("W_mlp1", "W_mlp2"):
-            stacked = getattr(theta.layers.mlp, name)
-            start = stacked.unsafe_buffer_pointer() + l * stacked[0].nbytes
-            assert getattr(layer.mlp, name).unsafe_buffer_pointer() == start
-    kept = np.asarray(weights.layers[2].mlp.W_mlp1).copy()
-    jax.jit(lambda a: jax.tree.map(jnp.zeros_like, a), donate_argnums=0)(theta)
-    np.testing.assert_array_equal(weights.layers[2].mlp.W_mlp1, kept)  # whoever gives theta away does not take it
