@@ -245,7 +245,8 @@ def cudnn_attention(
         return computed(jax.nn.dot_product_attention, Q, K, V, **options)
 
     def by_array(*matrices: Array) -> Array:
-        allowed, of_array = mask, options
+        allowed: Any = mask
+        of_array = options
         if isinstance(mask, StructuralMask):
             of_array = options | {"is_causal": mask.unidirectional}  # so that the kernel skips the future
             allowed = mask.dense(l_z, l_x)
