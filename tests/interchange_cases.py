@@ -19,7 +19,7 @@ from training.generation import translate
 from training.interchange import InterchangeError, load_model, load_pretrained, mapping, save_pretrained
 from training.interchange.architectures import ARCHITECTURES
 from training.interchange.description import Fields, read_json
-from training.interchange.embedding_gemma import kind_of
+from training.interchange.encoders_of_decoders import kind_of
 from training.runs.named_arrays import flatten
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")

@@ -128,7 +128,11 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
     "model/mamba.py": (
         ("values not added to what the state gives", "Mamba2.output", "Y", "D * V.astype(O.dtype)", "0 * D * V.astype(O.dtype)", 10, "6", "GRANITE_HYBRID", "10, line 6: mamba_skip=none"),
         ("smallest Δ dropped", "Mamba2.rates", "delta", "self.delta_min", "0.0", 10, "6", "NEMOTRON_H", "10, line 6: delta_min=0"),
+        ("factor of Δ dropped", "Mamba2.rates", "log_alpha", "scaled(jnp.tensordot(W.W_a, X, 1), self.factors[3])", "jnp.tensordot(W.W_a, X, 1)", 10, "6", "FALCON_H1", "10, line 6: queries, keys, values, Δ and gate of Mamba-2 are multiplied by 0.625, 0.4419417382415922, 0.3125, 1, 0.4419417382415922"),
         ("one norm of all rows for one of each group", "Mamba2.output", "Y", "of_heads(Y, None)", "of_heads(Y, None, True)", 10, "6", "NEMOTRON_H", "10, line 6: mamba_groups=all"),
+    ),
+    "model/parallel.py": (
+        ("factor of a recurrence beside an attention dropped", "Parallel._added", "return", "scaled(O, c_2)", "O", 10, "6", "FALCON_H1", "10, line 6: attention and recurrence are multiplied by 0.9375, 1"),
     ),
     "model/short_convolution.py": (
         ("gate before a convolution dropped", "ShortConvolution._gated", "return", "linear(W.W_i, X, W.b_i) * linear(W.W_x, X, W.b_x)", "linear(W.W_x, X, W.b_x)", 10, "6", "LFM2", "10, line 6: gate_before=none"),
@@ -142,6 +146,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
     ),
     "model/mlp.py": (
         ("gate and MLP exchanged", "MLP.hidden", "return", "activate(activation, G) * U", "G * activate(activation, U)", 10, "8", "LLAMA", "10, line 8: gate=f(U)G"),
+        ("factor of what a gate multiplies dropped", "MLP.hidden", "U", "scaled(U, self.factors[1])", "U", 10, "8", "FALCON_H1", "10, line 8: gate and MLP are multiplied by 0.8838834764831844, 1"),
         ("α_p of xIELU for α_n", "XIELU.hidden", "return", "W.alpha_n", "W.alpha_p", 10, "8", "APERTUS", "10, line 8: xielu=p"),
         ("norm of what the MLP adds dropped", "MLP.__call__", "return", "self.normalize_output(Y, W.norm_out)", "Y", 10, "8", "GEMMA2", "6, line return: norm_here=missing"),
     ),

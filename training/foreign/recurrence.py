@@ -23,13 +23,16 @@ class Recurrence(Attention):
     def recurrence(self, place: str, X: Named, prefix: str) -> Named:
         """Mamba-2 if θ has D, and otherwise the gated delta rule, with a decay for each row if θ has W_a1."""
         W = {n: self.p(prefix + n) for n in OF_HEADS.split()}
-        factors = dict(zip("qkvaz", self.use("mamba_factors", place), strict=True))
         is_mamba, of_rows = W["D"] is not None, W["W_a1"] is not None
         kind = "Mamba2" if is_mamba else "KimiDelta" if of_rows else "GatedDelta"
+
+        def factor(letter: str) -> float:
+            return self.use("mamba_factors", place)["qkvaz".index(letter)]
+
         read = [
             self.line(
                 Key(place, 10, "6", f"{n} after its convolution"),
-                lambda n=n: self._convolved(prefix, n, X.value, factors[n]),
+                lambda n=n: self._convolved(prefix, n, X.value, factor(n)),
                 [X],
                 parts=True,
             )
@@ -41,7 +44,7 @@ class Recurrence(Attention):
             return self.product(W[f"W_{name}2"], self.product(W[f"W_{name}1"], X.value)[:, None])
 
         def through_time() -> Any:
-            rows = through("a") if of_rows else factors["a"] * self.product(W["W_a"], X.value)
+            rows = through("a") if of_rows else factor("a") * self.product(W["W_a"], X.value)
             rate = np.log(1 + np.exp(self.sum(rows, W["b_a"][..., None])))
             rate = np.maximum(rate, self.use("delta_min", place)) if is_mamba else rate
             rate = rate if of_rows else rate[..., None, :]
@@ -63,7 +66,7 @@ class Recurrence(Attention):
         O = self.line(Key(place, 10, "6", "Sᵀq"), through_time, read, parts=True)
 
         def written() -> Any:
-            rows = through("z") if of_rows else factors["z"] * self.product(W["W_z"], X.value[:, None])
+            rows = through("z") if of_rows else factor("z") * self.product(W["W_z"], X.value[:, None])
             gate, gamma, Y = self.use("state_gate", place)(rows), W["gamma"], O.value
             if is_mamba:
                 Y = self.rounded(Y + self.use("mamba_skip", place)(W["D"])[..., None, None] * V) * gate

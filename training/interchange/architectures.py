@@ -2,18 +2,16 @@
 
 from training.interchange import (
     deepseek,
-    embedding_gemma,
     encoder_decoder,
     encoders,
+    encoders_of_decoders,
     gpt_decoders,
     griffin,
     hybrids,
     lfm,
-    llada,
     llama4,
     llama_like,
     mamba,
-    modernbert,
     torch_transformer,
 )
 
@@ -21,7 +19,7 @@ ARCHITECTURES = {
     kind: architecture
     for module in (
         *(gpt_decoders, llama_like, deepseek, hybrids, mamba, griffin, lfm, llama4),
-        *(encoders, modernbert, embedding_gemma, llada, encoder_decoder, torch_transformer),
+        *(encoders, encoders_of_decoders, encoder_decoder, torch_transformer),
     )
     for kind, architecture in module.KINDS.items()
 }

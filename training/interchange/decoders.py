@@ -53,118 +53,101 @@ class Norms(NamedTuple):
     of_mlp: str = "-"
 
 
-NORMS = Norms()
-OTHERS: Any = MappingProxyType({})
-
-
 def window(default: int | None, kind: str = "attention") -> Field:
     """Return the field of the width of a window; null: none."""
     return Field("sliding_window", f"{kind}.window", default, optional=int)
 
 
-def of_lines(
-    names: str,
-    *fields: Any,
-    attention: Any = LINE,
-    positions: Sequence[Any] = (Positions(),),
-    activation: Any = "silu",
-    biases: Sequence[Any] = (OF_ALL,),
-    variant: Variant = VARIANT,
-    order: Literal["no_norm", "one_norm"] | None = None,
-    sizes: Sequence[Any] = fields_of(SIZES, OF_SIZES),
-    H_kv: int | None = None,
-    d_head: int | None = None,
-    heads: Sequence[Any] | None = None,
-    epsilon: float = 1e-6,
-    of_epsilon: str = "rms_norm_eps",
-    same_epsilon: str = "",
-    tied: bool = False,
-    windows: int | None = None,
-    period: int | None = None,
-    full: Attention | None = None,
-    norms: Norms = NORMS,
-    modules: tuple[str, str] = ("self_attn", "mlp"),
-    of_heads: str = "q_norm k_norm",
-    mlp: tuple[str, str] = ("gate_proj up_proj down_proj", OURS),
-    tensors: Any = OTHERS,
-    **others: Any,
-) -> Architecture:
-    """Return the architecture of decoders that differ from Llama in lines; the defaults are Llama's.
+class Decoder(NamedTuple):
+    """Decoders that differ from Llama in lines; the defaults are Llama's."""
 
-    Args:
-        names: the `model_type`, and the class without ForCausalLM.
-        fields: besides those of the arguments below, and whether W_u is W_eᵀ.
-        attention: the line.
-        positions: the fields of its positions.
-        activation: the default of hidden_act, or the fields of the MLP's; experts have their own.
-        biases: the fields of its biases.
-        variant: the lines that no field decides.
-        order: that of a layer.
-        sizes: their fields.
-        H_kv: the default of num_key_value_heads.
-        d_head: the default of head_dim.
-        heads: the fields of both; None: those of `heads_fields`.
-        epsilon: the default of the norms' ε.
-        of_epsilon: its field.
-        same_epsilon: the path of a further norm with this ε, besides those of the variant and of attentions.
-        tied: the default of tie_word_embeddings.
-        windows: the default of sliding_window, if some layers have windows.
-        period: every how many layers there is then none, unless layer_types differs.
-        full: the line of these layers; None: `attention`.
-        norms: the names of a layer's norms.
-        modules: the names of attention and MLP.
-        of_heads: the names of the norms of queries and of keys.
-        mlp: the names of an MLP's matrices, and ours.
-        tensors: others, in place of those with the same arrays of ours; or a function of a model and its config.json.
-        others: as in `Architecture`.
-    """
-    (kind, name), layer, norm, plain = names.split(), "model.layers.#", variant.norm, variant.mlps[0]
-    assert plain
-    of_mlps = [Field("hidden_act", "mlp.activation", activation)] if isinstance(activation, str) else activation
-    of_mlps = [MIXTURES[kind]] if kind in MIXTURES else of_mlps
-    if norms.of_attention != "-":
-        attention, variant = attention.but(normalize_output=norm), variant.but(mlp=plain.but(normalize_output=norm))
-    if getattr(attention, "normalize_heads", None) and isinstance(norm, RMSNorm):
-        attention = attention.but(normalize_heads=norm)
-    if windows:
-        lines = {SLIDING: attention.but(window=windows), FULL: full or attention}
-        layers = Layers(every(period, "sliding_window_pattern", (SLIDING, FULL))) if period else None
-        others = {"layers": layers, "lines": lines} | others
-        fields = window(windows, SLIDING), *fields
-    same = f"norm attention.normalize_heads attention.normalize_output {same_epsilon}"
-    same += " mlp.normalize_output" if getattr(variant.mlps[0], "normalize_output", None) else ""
-    of_norms = zip(norms, ("norm1", "norm2", "attention.norm_out", "mlp.norm_out"), strict=True)
-    of_attention, of_mlp = (f"{layer}.{module}" for module in modules)
-    of_layer = {
-        **{f"{layer}.{name}.*": f"layers.{ours}.*" for name, ours in of_norms if name != "-"},
-        **rows(of_attention, "q_proj k_proj v_proj o_proj", "layers.attention", HEADS),
-        **{f"{of_attention}.{a}.weight": f"layers.attention.gamma_{a[0]}" for a in of_heads.split()},
-        f"{of_attention}.sinks": "layers.attention.s",
-        **rows(of_mlp, mlp[0], "layers.mlp", mlp[1]),
-        **(MIXTURES[kind].table if kind in MIXTURES else {}),
-    }
+    names: str  # the `model_type`, and the class without ForCausalLM
+    fields: Sequence[Any]  # besides those of the attributes below, and whether W_u is W_eᵀ
+    attention: Any = LINE
+    positions: Sequence[Any] = (Positions(),)  # the fields of the attention's
+    activation: Any = "silu"  # the default of hidden_act, or the fields of the MLP's; experts have their own
+    biases: Sequence[Any] = (OF_ALL,)  # the fields of the attention's
+    variant: Variant = VARIANT  # the lines that no field decides
+    order: Literal["no_norm", "one_norm"] | None = None  # of a layer
+    sizes: Sequence[Any] = fields_of(SIZES, OF_SIZES)  # their fields
+    H_kv: int | None = None  # the default of num_key_value_heads
+    d_head: int | None = None  # the default of head_dim
+    heads: Sequence[Any] | None = None  # the fields of both; None: those of `heads_fields`
+    epsilon: float = 1e-6  # the default of the norms' ε
+    of_epsilon: str = "rms_norm_eps"  # its field
+    same_epsilon: str = ""  # the path of a further norm with this ε, besides those of the variant and of attentions
+    tied: bool = False  # the default of tie_word_embeddings
+    windows: int | None = None  # the default of sliding_window, if some layers have windows
+    period: int | None = None  # every how many layers there is then none, unless layer_types differs
+    full: Attention | None = None  # the line of these layers; None: `attention`
+    norms: Norms = Norms()  # the names of a layer's norms
+    modules: tuple[str, str] = ("self_attn", "mlp")  # the names of attention and MLP
+    of_heads: str = "q_norm k_norm"  # the names of the norms of queries and of keys
+    mlp: tuple[str, str] = ("gate_proj up_proj down_proj", OURS)  # the names of an MLP's matrices, and ours
+    # others, in place of those with the same arrays of ours; or a function of a model and its config.json
+    tensors: Any = MappingProxyType({})
 
-    def whole(*model: Any) -> dict[str, Any]:
-        own: Any = tensors(*model) if callable(tensors) else tensors
-        return {name: ours for name, ours in (OUTER | of_layer).items() if ours not in own.values()} | own
+    @property
+    def of_layer(self) -> dict[str, Any]:
+        """The tensors of a layer."""
+        kind, layer = self.names.split()[0], "model.layers.#"
+        of_norms = zip(self.norms, ("norm1", "norm2", "attention.norm_out", "mlp.norm_out"), strict=True)
+        of_attention, of_mlp = (f"{layer}.{module}" for module in self.modules)
+        return {
+            **{f"{layer}.{name}.*": f"layers.{ours}.*" for name, ours in of_norms if name != "-"},
+            **rows(of_attention, "q_proj k_proj v_proj o_proj", "layers.attention", HEADS),
+            **{f"{of_attention}.{a}.weight": f"layers.attention.gamma_{a[0]}" for a in self.of_heads.split()},
+            f"{of_attention}.sinks": "layers.attention.s",
+            **rows(of_mlp, self.mlp[0], "layers.mlp", self.mlp[1]),
+            **(MIXTURES[kind].table if kind in MIXTURES else {}),
+        }
 
-    of_all = [
-        *written(model_type=kind, architectures=[f"{name}ForCausalLM"]),
-        Need("use_bidirectional_attention", False, "bidirectional attention"),
-        *sizes,
-        *(heads_fields(H_kv, d_head) if heads is None else heads),
-        Field(of_epsilon, " ".join(f"{norm}.epsilon" for norm in same.split()), epsilon),
-        Field("tie_word_embeddings", "unembedding.tied", tied),
-        *(*positions, *of_mlps, *biases, *fields),
-        *written(attention_dropout=0.0, pad_token_id=None),
-    ]
-    return Architecture(
-        "d",
-        kind,
-        variant.but(attention=attention, order=order),
-        of_all,
-        whole if callable(tensors) else whole(),
-        prefix="model.",
-        ignored=("*.rotary_emb.inv_freq", *others.pop("ignored", ())),  # in files of 2023
-        **others,
-    )
+    def whole(self, *model: Any) -> dict[str, Any]:
+        """Return all tensors, of a model and its config.json if these matter."""
+        own: Any = self.tensors(*model) if callable(self.tensors) else self.tensors
+        return {name: ours for name, ours in (OUTER | self.of_layer).items() if ours not in own.values()} | own
+
+    def architecture(self, **others: Any) -> Architecture:
+        """Return the architecture, with others of its attributes."""
+        (kind, name), norm, activation = self.names.split(), self.variant.norm, self.activation
+        attention, variant, fields = self.attention, self.variant, self.fields
+        plain: Any = variant.mlps[0]
+        of_mlps = [Field("hidden_act", "mlp.activation", activation)] if isinstance(activation, str) else activation
+        of_mlps = [MIXTURES[kind]] if kind in MIXTURES else of_mlps
+        if self.norms.of_attention != "-":
+            attention, variant = attention.but(normalize_output=norm), variant.but(mlp=plain.but(normalize_output=norm))
+        if getattr(attention, "normalize_heads", None) and isinstance(norm, RMSNorm):
+            attention = attention.but(normalize_heads=norm)
+        if self.windows:
+            lines = {SLIDING: attention.but(window=self.windows), FULL: self.full or attention}
+            turns = every(self.period, "sliding_window_pattern", (SLIDING, FULL)) if self.period else None
+            others = {"layers": turns and Layers(turns), "lines": lines} | others
+            fields = window(self.windows, SLIDING), *fields
+        same = f"norm attention.normalize_heads attention.normalize_output {self.same_epsilon}"
+        same += " mlp.normalize_output" if getattr(variant.mlps[0], "normalize_output", None) else ""
+        of_all = [
+            *written(model_type=kind, architectures=[f"{name}ForCausalLM"]),
+            Need("use_bidirectional_attention", False, "bidirectional attention"),
+            *self.sizes,
+            *(heads_fields(self.H_kv, self.d_head) if self.heads is None else self.heads),
+            Field(self.of_epsilon, " ".join(f"{norm}.epsilon" for norm in same.split()), self.epsilon),
+            Field("tie_word_embeddings", "unembedding.tied", self.tied),
+            *(*self.positions, *of_mlps, *self.biases, *fields),
+            *written(attention_dropout=0.0, pad_token_id=None),
+        ]
+        return Architecture(
+            "d",
+            kind,
+            variant.but(attention=attention, order=self.order),
+            of_all,
+            self.whole if callable(self.tensors) else self.whole(),
+            prefix="model.",
+            ignored=("*.rotary_emb.inv_freq", *others.pop("ignored", ())),  # in files of 2023
+            **others,
+        )
+
+
+def of_lines(names: str, *fields: Any, **given: Any) -> Architecture:
+    """Return the architecture of decoders, by the attributes of `Decoder` and of `Architecture`."""
+    own = {name: given.pop(name) for name in Decoder._fields if name in given}
+    return Decoder(names, fields, **own).architecture(**given)

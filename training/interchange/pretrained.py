@@ -39,7 +39,7 @@ from training.interchange import (
 )
 from training.interchange.architectures import ARCHITECTURES, WRITTEN_AS
 from training.interchange.description import Architecture, Fields, Model, read_json
-from training.interchange.embedding_gemma import kind_of
+from training.interchange.encoders_of_decoders import kind_of
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import SUFFIX, GGUFFile
 from training.interchange.gguf_models import GGUFTensors, open_gguf

@@ -1,10 +1,11 @@
-"""ModernBERT, bare or with the masked-token head, as Algorithm 9 with changed lines, and Ettin, its decoder, as 10."""
+"""Encoders with lines of decoders, as Algorithm 9: ModernBERT, EmbeddingGemma and LLaDA; and Ettin, a decoder."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms import ETTIN, MODERNBERT, Variant
+from algorithms import ETTIN, LLADA, MODERNBERT, Variant
 from algorithms.lines import MLP, Attention
+from training.interchange import llama_like
 from training.interchange.decoders import OF_SIZES, SIZES
 from training.interchange.description import (
     Architecture,
@@ -12,6 +13,7 @@ from training.interchange.description import (
     Fields,
     Layers,
     Model,
+    Need,
     fields_of,
     theirs,
     unlike,
@@ -33,7 +35,7 @@ def _every_third(fields: Fields, L: int) -> list[str]:
     return [SLIDING if l % period else FULL for l in range(L)]
 
 
-def _read(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
+def _read_modernbert(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
     known = (CAUSAL,) if kind == DECODER else (MASKED if "head.dense.weight" in names else BARE, MASKED, BARE)
     named = fields.first("architectures") or known[0]
     if named not in known:
@@ -50,7 +52,7 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str
     found["unembedding.tied"] = found["unembedding.tied"] or not masked
 
 
-def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
+def _write_modernbert(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     c, v = model.config, model.config.variant
     lines = [v.attention_of(l) for l in range(c.L)]
     local = next((a for a in lines if a.window is not None), lines[0])
@@ -64,7 +66,7 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     return ["classifier"] * (model.task == "classify") + unlike(getattr(c, "N_types", 0), 0, "token types")
 
 
-def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
+def _tensors_of_modernbert(model: Model, state: dict[str, Any], kind: str) -> Table:
     prefix, is_decoder = "model." if model.config.variant.head else "", kind == DECODER
     modules, ours = ("q_proj k_proj v_proj Wo", HEADS) if is_decoder else ("Wqkv Wo", "heads.*_q+*_k+*_v *_o")
     head, norm, norm_f = ("lm_head", "norm", "norm_f") if is_decoder else ("head", "encoder_norm", "norm")
@@ -82,7 +84,7 @@ def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
     }
 
 
-def _architecture(task: str, kind: str, variant: Variant) -> Architecture:
+def _modernbert(task: str, kind: str, variant: Variant) -> Architecture:
     return Architecture(
         task,
         kind,
@@ -98,14 +100,108 @@ def _architecture(task: str, kind: str, variant: Variant) -> Architecture:
             *written(attention_dropout=0.0, mlp_dropout=0.0, embedding_dropout=0.0),
             *written(pad_token_id=lambda c: c.N_V - 1 if kind == DECODER else None),  # where null is refused
         ],
-        _tensors,
-        _read,
-        _write,
+        _tensors_of_modernbert,
+        _read_modernbert,
+        _write_modernbert,
         prefix="model.",
         lines={SLIDING: Attention(window=65), FULL: Attention()},
         layers=Layers(_every_third),
     )
 
 
-KINDS = {"modernbert": _architecture("e", "modernbert", MODERNBERT), DECODER: _architecture("d", DECODER, ETTIN)}
+EMBEDDING_GEMMA = "embedding_gemma"
+"""Name of the kind; its files have Gemma 3's model_type, and ``use_bidirectional_attention``."""
+GEMMA = llama_like.KINDS["gemma3_text"]
+GEMMA_MODEL = "Gemma3TextModel"
+
+
+def _read_gemma(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
+    named = fields.first("architectures") or GEMMA_MODEL
+    if named != GEMMA_MODEL:
+        fields.needs.append(f"the head of {named} in an encoder")
+    window = found[f"{SLIDING}.window"]
+    found |= {f"{SLIDING}.window": window and window // 2 + 1, "unembedding.tied": True}
+
+
+def _write_gemma(model: Model, state: dict[str, Any], kind: str) -> list[str]:
+    window = state["sliding_window"]
+    state["sliding_window"] = GEMMA.lines[SLIDING].window if window is None else 2 * (window - 1)
+    return unlike(model.task, "e", "classifier") + unlike(model.config.N_types, 0, "token types")
+
+
+def _tensors_of_gemma() -> dict[str, str]:
+    """Return Gemma 3's tensors without its prefix and its head; its last norm follows the layers of an encoder."""
+    table: Any = {name.removeprefix("model."): ours for name, ours in GEMMA.tensors.items() if ours != "W_u"}
+    return table | {"norm.*": "encoder_norm.*"}
+
+
+FIXED = {
+    "block_type": "llama",
+    "layer_norm_type": "rms",
+    "rope": True,
+    "alibi": False,
+    "attention_layer_norm": False,
+    "include_bias": False,
+    "include_qkv_bias": False,
+    "input_emb_norm": False,
+    "scale_logits": False,
+}
+"""Fields that have these values in all published files."""
+KINDS = {
+    "modernbert": _modernbert("e", "modernbert", MODERNBERT),
+    DECODER: _modernbert("d", DECODER, ETTIN),
+    EMBEDDING_GEMMA: Architecture(
+        "e",
+        EMBEDDING_GEMMA,
+        GEMMA.variant.but(order="norm_first", final_norm=True, head=False),
+        [
+            *(field for field in GEMMA.fields if getattr(field, "name", "") != "use_bidirectional_attention"),
+            *written(architectures=[GEMMA_MODEL], use_bidirectional_attention=True),
+        ],
+        _tensors_of_gemma(),
+        _read_gemma,
+        _write_gemma,
+        prefix="model.",
+        lines=GEMMA.lines,
+        layers=GEMMA.layers,
+    ),
+    "llada": Architecture(
+        "e",
+        "llada",
+        LLADA,
+        [
+            *written(model_type="llada", architectures=["LLaDAModelLM"], vocab_size=lambda c: c.N_V),
+            *(Need(name, value, "other lines than LLaDA's") for name, value in FIXED.items()),
+            *written(**FIXED),
+            *fields_of(
+                "N_V l_max L H d_e d_mlp",
+                "embedding_size|vocab_size max_sequence_length n_layers n_heads d_model mlp_hidden_size",
+            ),
+            Field("n_kv_heads", "H_kv", lambda found: found["H"]),
+            Field("activation_type", "mlp.activation", "silu"),
+            Field("rms_norm_eps", "norm.epsilon", 1e-5),
+            Field("rope_theta", "attention.positions.base", 10_000.0),
+            Field("weight_tying", "unembedding.tied", False),
+        ],
+        {
+            "model.transformer.wte.weight": "W_e",
+            **rows(
+                "model.transformer.blocks.#",
+                "attn_norm ff_norm q_proj k_proj v_proj attn_out ff_proj up_proj ff_out",
+                "layers",
+                "norm1.* norm2.* attention.heads.*_q attention.heads.*_k attention.heads.*_v attention.*_o "
+                "mlp.*_gate mlp.*_mlp1 mlp.*_mlp2",
+            ),
+            "model.transformer.ln_f.*": "encoder_norm.*",
+            "model.transformer.ff_out.weight": "W_u",
+        },
+        prefix="model.",
+    ),
+}
 """By model_type."""
+
+
+def kind_of(state: dict[str, Any]) -> Any:
+    """Return the kind of a checkpoint by its config.json: the model_type, unless it is an EmbeddingGemma."""
+    name = state.get("model_type")
+    return EMBEDDING_GEMMA if name == GEMMA.kind and state.get("use_bidirectional_attention") else name
