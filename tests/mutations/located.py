@@ -8,7 +8,7 @@ import pathlib
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +20,6 @@ from algorithms.model.variants import VARIANTS
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.changes import ARCHITECTURES
 from training.crosscheck.comparison import OracleCache, compare
-from training.crosscheck.models import family_parameters
 from training.crosscheck.results import Results
 from training.crosscheck.scenarios import Scenarios, masked_tokens
 from training.crosscheck.variants import VariantScenarios, compare_variant, with_numbers_that_matter
@@ -33,7 +32,7 @@ from training.foreign.vocabulary import paper_names
 from .edits import Copy, Edit, Planted, Verdict, try_all
 from .planted import PLANTED
 
-__all__ = ["Caches", "check_planted", "locate", "named"]
+__all__ = ["Caches", "check_planted", "locate", "named", "parameters", "recorded"]
 
 Caches = defaultdict[str | None, OracleCache]
 """What the oracle computed, by variant; None for the paper."""
@@ -131,7 +130,7 @@ def _observations(package: ModuleType, mutation: Planted, seed: int) -> Iterator
     for number, variant in dict.fromkeys([(n, mutation.variant or "PAPER"), *others]):
         record = with_numbers_that_matter(VARIANTS[variant])
         case = make_case(number, variant, seed, edge=edge if number == n else "", record=record)
-        theta = _parameters(package, case)
+        theta = parameters(package, case)
         if number == 9:
             case = _drawn(case, key)
         if number == n and algorithm in (11, 12, 13):
@@ -143,12 +142,13 @@ def _observations(package: ModuleType, mutation: Planted, seed: int) -> Iterator
             for tau in (0.7, 0.0, np.inf):
                 yield _sampled(package, case, theta, algorithm, tau, key)
         else:
-            yield case, _recorded(package, case, theta)
+            yield case, recorded(package, case, theta)
     if algorithm == 4 and not mutation.variant:
         yield _of_heads(package, seed)
 
 
-def _parameters(package: ModuleType, case: Case) -> Any:
+def parameters(package: ModuleType, case: Case) -> Any:
+    """θ of a case as a package has it, in float64."""
     variants = importlib.import_module(f"{package.__name__}.model.variants").VARIANTS
     theta = of_library(case, package, with_numbers_that_matter(variants[case.variant]))
     return jax.tree.map(lambda W: jnp.asarray(W, jnp.float64), theta)
@@ -162,17 +162,18 @@ def _drawn(case: Case, key: jax.Array) -> Case:
     return dataclasses.replace(case, inputs={**case.inputs, "x": x, "masked": np.flatnonzero(drawn[:l]).tolist()})
 
 
-def _recorded(package: ModuleType, case: Case, theta: Any) -> Recording:
-    """What the transformer of a copy computes."""
+def recorded(package: ModuleType, case: Case, theta: Any, options: Mapping[str, Any] | None = None) -> Recording:
+    """What the transformer of a package computes; `options`: in place of the lengths of what is padded."""
     given = [jnp.asarray(case.inputs[name]) for name in ("z", "x") if name in case.inputs]
     padded = {name: jnp.asarray(case.inputs[name]) for name in ("z_length", "length") if name in case.inputs}
-    function = functools.partial(package.REGISTRY[case.algorithm].function, *given, implementation="paper", **padded)
+    how = {"implementation": "paper", **(padded if options is None else options)}
+    function = functools.partial(package.REGISTRY[case.algorithm].function, *given, **how)
     return record_jax(lambda theta: function(theta=theta), theta, parameters=theta)
 
 
 def _weighed(package: ModuleType, case: Case, theta: Any) -> Recording:
     """What the transformer of a copy computes, and the loss of Algorithm 11 as a caller gets it, who weighs the tokens."""
-    recording = _recorded(package, case, theta)
+    recording = recorded(package, case, theta)
     z, x = (jnp.asarray(case.inputs[name]) for name in "zx")
     X = package.alg08_ed_transformer.ed_hidden_state(z, x, theta, z_length=jnp.asarray(case.inputs["z_length"]))
     weights = jnp.arange(len(x)) < len(x) - 1
@@ -200,8 +201,8 @@ def _trained(
 
     before, after = train(theta, 1) if algorithm == 11 else theta, train(theta, len(data[0]))
     if algorithm == 11:
-        case = dataclasses.replace(case, theta=paper_names(family_parameters(before)))
-    recording = _recorded(package, case, before)
+        case = dataclasses.replace(case, theta=paper_names(familyparameters(before)))
+    recording = recorded(package, case, before)
     steps = jax.tree_util.tree_leaves_with_path(jax.tree.map(lambda a, b: (a - b) / case.eta, before, after))
     recording.gradients = {jax.tree_util.keystr(path): np.asarray(g) for path, g in steps}
     return case, recording
@@ -211,7 +212,7 @@ def _sampled(
     package: ModuleType, case: Case, theta: Any, algorithm: int, tau: float, key: jax.Array
 ) -> tuple[Case, Recording]:
     """A case with the draws of the functions themselves, and the tokens that Algorithm 14 or 15 samples."""
-    function, recording = package.REGISTRY[algorithm].function, _recorded(package, case, theta)
+    function, recording = package.REGISTRY[algorithm].function, recorded(package, case, theta)
     draws = [functools.partial(_categorical, jax.random.fold_in(key, i)) for i in range(case.sizes["l_max"])]
     said = {name: jnp.asarray(case.sampling[name]) for name in ("x", "z") if name in case.sampling}
     if algorithm == 14:

@@ -1,14 +1,12 @@
 """Cases: every numbered line from the oracle, the reference equal to it, and files that say all of it."""
 
 import dataclasses
-import functools
 import html
 import json
 import re
 from importlib import metadata
 from xml.etree import ElementTree
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,9 +15,9 @@ from safetensors.numpy import load_file
 import algorithms
 from algorithms.model.variants import VARIANTS
 from tests.interchange_cases import libraries
+from tests.mutations.located import parameters, recorded
 from training import oracle
 from training.commands.crosscheck import main
-from training.foreign import record_jax
 from training.foreign.cases import read_case
 from training.foreign.catalogue import SLOTS
 from training.foreign.checking import diagnose
@@ -62,28 +60,22 @@ def test_edge_cases_of_variants_have_the_oracles_lines(edge, variant):
 @pytest.mark.parametrize("algorithm", [8, 9])
 def test_padding_that_is_not_masked_is_named(algorithm):
     case = make_case(algorithm, edge="padding")
-    theta = jax.tree.map(lambda W: jnp.asarray(W, jnp.float64), of_library(case))
-    given = [jnp.asarray(case.inputs[n]) for n in ("z", "x") if n in case.inputs]
-    function = {8: algorithms.ed_transformer, 9: algorithms.e_transformer}[algorithm]
+    theta, given = parameters(algorithms, case), [case.inputs[n] for n in ("z", "x") if n in case.inputs]
     length = case.inputs.get("length", case.inputs.get("z_length"))
     real = (jnp.arange(len(given[0])) < length)[:, None]
     square, wide = (jnp.repeat(real, len(a), axis=1) for a in (given[0], given[-1]))
     masks = {"mask": square} if algorithm == 9 else {"z_mask": square, "cross_mask": wide}
     lengths = {"length" if algorithm == 9 else "z_length": jnp.asarray(length)}  # whose padding is token 0
     for options, texts in (masks, []), (lengths, []), ({}, ["padding is attended to"]):
-        run = functools.partial(function, *given, implementation="paper", **options)
-        report = diagnose(case, record_jax(lambda theta, run=run: run(theta=theta), theta, parameters=theta))
+        report = diagnose(case, recorded(algorithms, case, theta, options))
         assert list(dict.fromkeys(d.text for d in report.departures)) == texts, report
 
 
 def test_a_mask_is_named_before_lines_that_are_right():
     """Cross-attention's keys are found behind it, from the encoder, where a trial has ended before."""
     case = make_case(8)
-    theta = jax.tree.map(lambda W: jnp.asarray(W, jnp.float64), of_library(case))
-    z, x = (jnp.asarray(case.inputs[n]) for n in "zx")
-    strict = jnp.asarray(np.triu(np.ones((len(x), len(x)), bool), 1))
-    run = functools.partial(algorithms.ed_transformer, z, x, implementation="paper", mask=strict)
-    report = diagnose(case, record_jax(lambda theta: run(theta=theta), theta, parameters=theta))
+    strict = jnp.asarray(np.triu(np.ones((len(case.inputs["x"]),) * 2, bool), 1))
+    report = diagnose(case, recorded(algorithms, case, parameters(algorithms, case), {"mask": strict}))
     (departure,) = report.departures
     assert departure.text.startswith("the mask is strict"), report
 
