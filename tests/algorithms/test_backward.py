@@ -9,8 +9,7 @@ import pytest
 
 import algorithms as alg
 from algorithms.ops import chunked_log_loss
-from algorithms.ops.activation import activate
-from algorithms.ops.linear import columns, linear
+from algorithms.ops.linear import linear
 from algorithms.ops.log_loss import token_losses  # not compiled, so that each size of chunks is traced
 from tests import cases
 
@@ -67,13 +66,6 @@ POSITION_WISE = {
     "rms norm": (
         lambda how: lambda X, gamma: alg.rms_norm(X, gamma, epsilon=1e-3, implementation=how),
         {"X": (5, 7), "gamma": (5,)},
-    ),
-    "relu": (lambda how: lambda X: cases.by(how, activate, "relu", X), {"X": (5, 7)}),
-    "gelu": (lambda how: lambda X: cases.by(how, activate, "gelu", X), {"X": (5, 7)}),
-    "gelu_tanh": (lambda how: lambda X: cases.by(how, activate, "gelu_tanh", X), {"X": (5, 7)}),
-    "embedding": (
-        lambda how: lambda W: cases.by(how, columns, W)[:, jnp.array([[2, 0, 2], [1, 6, 2]])],
-        {"W": (5, 7)},
     ),
 }
 

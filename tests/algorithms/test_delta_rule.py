@@ -72,12 +72,6 @@ def test_strong_decays_cost_no_digits_of_others_in_float32(kind, strong):
     assert_trees_close(found, expected, 4e-6)
 
 
-def test_chunks_are_rounded_up_to_a_power_of_two():
-    inputs = drawn("one decay for a head")
-    for found, expected in zip(computed(inputs, chunk=3), computed(inputs, chunk=4), strict=True):
-        np.testing.assert_array_equal(found, expected)
-
-
 def by_loops(Q, K, V, log_alpha, beta=None):
     """The rule of one head of one sequence, as printed, in NumPy: also of complex numbers."""
     S, columns = np.zeros((D_K, D_V)), []
@@ -118,16 +112,6 @@ def test_second_derivatives_are_those_of_tokens(kind):
 
     of_second = (jax.jit(jax.grad(along), static_argnums=1)(inputs, way) for way in ("auto", "paper"))
     assert_trees_close(*of_second, 1e-9)
-
-
-@pytest.mark.sampled(1)
-def test_vmap_in_any_nesting_is_a_loop(kind):
-    each = [[drawn(kind, seed=2 * i + j) for j in range(2)] for i in range(2)]
-    stacked = jax.tree.map(lambda *a: np.stack(a), *(jax.tree.map(lambda *a: np.stack(a, -1), *row) for row in each))
-    found = jax.jit(jax.vmap(jax.vmap(jax.grad(score), -1), 0))(stacked)
-    for i, row in enumerate(each):
-        for j, inputs in enumerate(row):
-            assert_trees_close(jax.tree.map(lambda a, i=i, j=j: np.asarray(a)[i, j], found), gradient(inputs), 1e-11)
 
 
 def test_no_tokens_leave_the_state_at_nothing(kind):

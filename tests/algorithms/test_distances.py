@@ -73,22 +73,6 @@ def test_packed_documents_are_the_documents_alone_and_padding_reaches_nothing(ki
     np.testing.assert_allclose(padded[:, 1, :6], alg.d_hidden_state(X[1, :6], theta, **options), atol=1e-12)
 
 
-@pytest.mark.end_to_end
-@pytest.mark.sampled(1)
-@every_kind
-@pytest.mark.parametrize("implementation", ["dense", "blockwise", "strips"])
-def test_dropout_has_the_printed_lines_gradients(kind, implementation):
-    theta, keys = theta_of(kind), jax.random.split(jax.random.key(3), 2)
-
-    def gradient(how):
-        def objective(theta):
-            return jnp.sin(alg.d_hidden_state(X, theta, dropout=0.4, key=keys, implementation=how)).sum()
-
-        return jax.jit(jax.grad(objective))(theta)
-
-    cases.assert_trees_close(gradient(implementation), gradient("paper"), 1e-10)
-
-
 @pytest.mark.parametrize("implementation", ["paper", "dense", "blockwise", "strips"])
 def test_an_encoder_has_buckets_for_both_directions(implementation):
     theta = theta_of("distances", alg.ETransformerConfig, H_kv=6)
@@ -138,10 +122,3 @@ def test_alibi_in_bfloat16_keeps_its_distances():
     P = ALiBi().keys(np.array([-257, -256]), None, DistanceTable(), jnp.zeros((8, 4, 1), jnp.bfloat16))
     assert P.dtype == jnp.float32
     np.testing.assert_array_equal(P[0, 0], [-128.5, -128.0])
-
-
-def test_the_named_variants_are_their_changed_lines():
-    """Gopher: RMSnorm and relative positions, all else GPT-2's. T5: as its paper says."""
-    assert alg.GOPHER.attentions[0].positions == TransformerXL()
-    assert type(alg.GOPHER.norm) is type(alg.LLAMA.norm)
-    assert alg.T5.attentions[0] == Attention(positions=Distances(buckets=32, farthest=128), scale=1.0, biases=False)

@@ -63,33 +63,6 @@ def test_the_blocks_are_the_documents(name, implementation):
     np.testing.assert_allclose(P, np.exp(logits) / np.exp(logits).sum(axis=0), atol=1e-10)
 
 
-BASE = {"N_V": 50_000, "l_max": 512, "L_enc": 6, "L_dec": 6, "H": 8, "d_e": 512, "d_mlp": 2048}
-"""Document 003, section 12.1."""
-
-
-def test_which_sum_gives_the_86_million_parameters_of_003():
-    """Section 12.8 adds V d, 12 blocks of 4d² + 2d d_ff + 4d, and d V: it leaves out cross-attention and biases."""
-    V, d, d_ff, blocks = 50_000, 512, 2048, 12
-    of_block = 4 * d * d + 2 * d * d_ff + 4 * d
-    printed = V * d + blocks * of_block + d * V
-    assert round(printed / 1e6) == 89  # to the parameter: 25.6 + 37.8 + 25.6
-    assert 25 + 12 * 3 + 25 == 86  # and what the document adds: each summand cut to a whole million
-    lines = alg.VASWANI.but(attention=Attention(biases=False), mlp=MLP(activation="relu", biases=False))
-    variant = lines.but(unembedding=Unembedding(tied=False))
-    config = alg.EDTransformerConfig(**BASE, variant=variant)
-    shapes = jax.eval_shape(lambda: alg.init_ed_transformer(jax.random.key(0), config))
-    without_cross = shapes._replace(decoder=shapes.decoder._replace(cross_attention=None, norm4=None))
-    sizes = {name: sum(a.size for a in jax.tree.leaves(part)) for name, part in without_cross._asdict().items()}
-    assert sizes["W_e"] == V * d == sizes["W_u"]
-    assert sizes["encoder"] == sizes["decoder"] == 6 * of_block
-    assert sum(sizes.values()) == printed
-    whole = sum(a.size for a in jax.tree.leaves(shapes))
-    assert whole - printed == 6 * (4 * d * d + 2 * d)  # line 16 and its norm, which the document forgets
-    assert round(whole / 1e6, 1) == 95.3
-    tied = alg.count_params(alg.init_ed_transformer, alg.EDTransformerConfig(**BASE, variant=variant, tied=True))
-    assert round(tied / 1e6, 1) == 69.7
-
-
 def flops_of_layers(l, d_e, d_mlp, L):
     """Of the compiled forward pass by the lines as printed, without embedding and unembedding."""
     config = alg.DTransformerConfig(N_V=4, l_max=l, L=L, H=4, d_e=d_e, d_mlp=d_mlp)

@@ -1,7 +1,5 @@
 """Algorithms 8 to 10 entered with embeddings instead of tokens: the values, the gradients, the padding, the errors."""
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,32 +85,6 @@ def test_columns_of_bert_get_types_a_norm_and_a_projection(name):
         ValueError, match=r"with the 11 rows of theta\.W_e, got \[5, 3\]|theta\.W_e: .* with d_in = 5 from x"
     ):
         alg.e_encoding(jnp.ones((5, 3)), theta)
-
-
-@pytest.mark.end_to_end
-def test_the_gradient_of_an_embedding_is_that_of_the_oracle():
-    """By complex steps of the printed lines; and column t of X gets nothing from what stands before t."""
-    theta = cases.random_theta(alg.DTransformerConfig(L=2, **cases.TINY))
-    W_p = np.asarray(theta.W_p)[:, :4]
-    tokens = cases.random_tokens(4, n=7)
-    plain, X = oracle.unstack(theta), embedded(tokens, theta)
-    weight = np.random.default_rng(2).standard_normal((3, 4))
-
-    def of_oracle(X):
-        """W_e holds the columns of X."""
-        plain.W_e, plain.W_p, plain.W_u = X, W_p, np.eye(3)
-        return (weight * oracle.d_transformer([0, 1, 2, 3], plain)).sum()
-
-    expected = oracle.complex_step_gradient(lambda p: of_oracle(p.X), SimpleNamespace(X=np.asarray(X))).X
-
-    def ours(X, implementation):
-        P = jax.nn.softmax(alg.d_hidden_state(X, theta, implementation=implementation), axis=0)
-        return (weight * P).sum()
-
-    for implementation in cases.EXACT_AND_DEFAULT:
-        cases.assert_close(jax.jit(jax.grad(ours), static_argnums=1)(X, implementation), expected, 1e-9)
-    later = jax.jit(jax.grad(lambda X: alg.d_hidden_state(X, theta)[:, 1].sum()))(X)
-    np.testing.assert_array_equal(later[:, 2:], 0)
 
 
 @pytest.mark.sampled(1)

@@ -172,7 +172,6 @@ def test_gradients_are_the_differences_of_interventions(implementation):
 
 
 DATA = cases.random_tokens(2, 6, seed=4, n=14)
-DATA_Z = cases.array(np.asarray(DATA)[:, :5])
 MASKED = {"p_mask": 0.4, "key": cases.key(3)}
 # Line 8 of Algorithm 12 computes an X, too: X@8/8 is that of Algorithm 9, which it calls.
 TRAINING = {

@@ -101,23 +101,6 @@ def test_other_names_shapes_settings_and_observers_have_programs_of_their_own():
 
 
 @pytest.mark.end_to_end
-def test_traced_indices_share_a_program_and_keep_their_names():
-    f = Counted()
-
-    @jax.jit
-    def two(a, b):
-        places = at("X@8", layer=a), at("X@8", layer=b)
-        _, seen = record(f, *places)(X, D)
-        _, _, gradient = gradients(f, *places)(X, D)
-        return [seen[where] for where in places], [gradient[where] for where in places]
-
-    (_, whole), (_, _, slopes) = record(f, "X@8")(X, D), gradients(f, "X@8")(X, D)
-    seen, gradient = two(1, 0)
-    assert_close(jnp.stack(seen), whole["X@8"][::-1])
-    assert_close(jnp.stack(gradient), slopes["X@8"][::-1])
-
-
-@pytest.mark.end_to_end
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CALLS)
 def test_what_was_compiled_ends_with_the_function(name):

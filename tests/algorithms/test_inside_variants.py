@@ -27,7 +27,6 @@ L_Z, L_X = 7, 11
 QUICK = ("BERT", "GEMMA2", "T5")
 NAMES = [name for name, variant in alg.VARIANTS.items() if variant.is_one_stack and attends(variant)]
 variants = pytest.mark.parametrize("c", cases.quick_of(QUICK, NAMES), indirect=True)
-slow_variants = pytest.mark.parametrize("c", cases.quick_of((), NAMES), indirect=True)
 
 
 class Attends(NamedTuple):
@@ -175,26 +174,6 @@ def test_the_parts_of_a_logit_add_up_or_are_refused(c):
         return
     found = attribution(seen, c.theta, weights).total()
     cases.assert_close(found, jnp.einsum("v,v...->...", weights, jnp.log(P)), 1e-9)
-
-
-@slow_variants
-def test_steered_decoding_is_steered_argmax(c):
-    """Of Algorithms 14 and 15, against the transformer itself, token by token."""
-    if c.f is alg.e_transformer:
-        pytest.skip("an encoder generates no text")
-    changes = {at(c.stream, layer=1): changed, at(f"Y@2/{c.lines[-1].line}", layer=0, head=3): 0.0}
-    f = intervene(c.using("auto"), changes)
-    options = {"tau": 0.0, "key": jax.random.key(0)}
-    if c.f is alg.ed_transformer:
-        y, n = intervene(alg.ed_inference, changes)(c.x[0][0], c.theta, l_max=6, **options)
-        text, y = y[:1], y[1:n]
-    else:
-        text = c.x[0][0, :3]
-        y = intervene(alg.d_inference, changes)(text, c.theta, l_gen=3, **options)
-    for token in y.tolist():
-        P = f(*(x[0] for x in c.x[:-1]), text, c.theta)
-        assert token == int(jnp.argmax(P[:, -1]))
-        text = jnp.append(text, token)
 
 
 MESHES = ({"data": 2, "context": 2, "model": 2}, {"data": 2, "model": 2}, {"replica": 2, "context": 4}, {"model": 8})

@@ -187,14 +187,6 @@ def test_what_a_narrow_prompt_is_continued_by(dtype, tau):
     assert y.tolist() == [258, 258, 258]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["uint8", "int8"])
-def test_a_narrow_context_is_translated_as_a_wide_one(dtype):
-    few, wide = (alg.ed_inference(z, ED, tau=1.0, key=KEY, z_length=3) for z in tokens(dtype, 5))
-    jax.tree.map(np.testing.assert_array_equal, few, wide)
-    assert int(few[0][0]) == alg.bos_token(N_V)
-
-
 # Token IDs outside of the vocabulary.
 OUTSIDE = [*((n, "int32") for n in (-1, -2, -7, -8, 7, 8, 2**31 - 1, -(2**31))), (-1, "int8"), (127, "int8")]
 OUTSIDE += [(255, "uint8"), (2**16 - 1, "uint16"), (2**32 - 1, "uint32"), (2**32, "int64"), (2**32 + 3, "int64")]

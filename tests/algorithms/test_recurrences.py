@@ -1,6 +1,5 @@
 """Recurrences and a short convolution: at once, token by token and by steps, against loops of NumPy."""
 
-import importlib
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ from algorithms.model import recurrence
 from algorithms.model.rg_lru import _root
 from tests import cases
 from tests.cases import assert_close, assert_trees_close, by
-from tests.interchange_cases import libraries, randomized
 from training.oracle.lines import gated_delta, mamba2, rg_lru, short_convolution
 
 pytestmark = pytest.mark.sampled(1, tests=4)
@@ -177,13 +175,6 @@ def test_no_token_reads_a_later_one_or_another_document(case):
     assert np.flatnonzero(np.abs(of_token).max(axis=0) > 1e-12).tolist() == [8, 9]
 
 
-def test_second_derivatives_of_a_root_that_is_cut_off_are_finite():
-    """The derivative of the root where α = 1 is the largest, and its own is 0."""
-    second = jax.grad(jax.grad(lambda x: _root(x) ** 2 + _root(x)))  # 2 r'² + (2 r + 1) r'', with r'' = 0 at 0
-    np.testing.assert_allclose(jax.vmap(jax.grad(_root))(jnp.array([0.0, 0.25])), [1000.0, 1.0])
-    np.testing.assert_allclose(jax.vmap(second)(jnp.array([0.0, 0.25])), [2e6, -2.0])
-
-
 @pytest.mark.end_to_end
 def test_second_derivatives_through_a_scan_are_those_of_the_bounded_root():
     def score(x):  # as in a scan over layers
@@ -256,29 +247,3 @@ def test_a_row_that_forgets_nothing_has_finite_gradients():
     assert np.isfinite(Y)
     for gradient in of_W:
         assert np.isfinite(gradient).all()
-
-
-def test_mamba_is_the_layer_of_granite():
-    torch, transformers = libraries()
-    modeling = importlib.import_module("transformers.models.granitemoehybrid.modeling_granitemoehybrid")
-    sizes = {"mamba_n_heads": 6, "mamba_n_groups": 3, "mamba_d_state": 5, "mamba_d_head": 4, "mamba_expand": 2}
-    config = transformers.GraniteMoeHybridConfig(
-        hidden_size=12, num_hidden_layers=1, rms_norm_eps=1e-3, mamba_chunk_size=5, **sizes
-    )
-    layer = randomized(torch, modeling.GraniteMoeHybridMambaLayer(config, 0).double(), 0)
-    line = Mamba2(n=6, n_keys=3, d_key=5, d_value=4, norm=RMSNorm(epsilon=1e-3))
-    shapes = jax.tree.map(lambda shape: shape.of({**line.sizes(), "d_e": 12}), line.shapes())
-    theirs = {name: p.detach().numpy() for name, p in layer.named_parameters()}
-    z, v, k, q, a = np.split(theirs["in_proj.weight"], np.cumsum([24, 24, 15, 15]))
-    C_v, C_k, C_q = np.split(theirs["conv1d.weight"], [24, 39])
-    b_v, b_k, b_q = np.split(theirs["conv1d.bias"], [24, 39])
-    of_heads = {"b_a": theirs["dt_bias"], "a": theirs["A_log"], "D": theirs["D"]}
-    last = {"gamma": theirs["norm.weight"], "W_out": theirs["out_proj.weight"]}
-    arrays = {"W_q": q, "W_k": k, "W_v": v, "C_q": C_q, "C_k": C_k, "C_v": C_v, "b_q": b_q, "b_k": b_k, "b_v": b_v}
-    arrays |= {"W_z": z, "W_a": a, **of_heads, **last}
-    W = type(shapes)(**{name: jnp.asarray(array).reshape(getattr(shapes, name)) for name, array in arrays.items()})
-    X = np.random.default_rng(2).standard_normal((12, 2, 17))
-    expected = layer(torch.tensor(np.moveaxis(X, 0, 2))).detach().numpy()
-    for implementation in RULES:
-        Y, _ = whole(line, implementation)(jnp.asarray(X), W, alg.UNIDIRECTIONAL)
-        assert_close(Y, np.moveaxis(expected, 2, 0), 1e-5)

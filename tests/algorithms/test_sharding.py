@@ -163,20 +163,6 @@ def test_a_narrow_gradient_is_summed_over_devices_before_it_is_rounded():
         np.testing.assert_array_equal(jax.jit(gradient)(W_u), [[-1], [1]])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [EIGHT, {"data": 8}, {"model": 8}, {"context": 4, "model": 2}])
-@pytest.mark.parametrize("implementation", ["paper", "auto"])
-def test_a_model(sizes, implementation):
-    theta = cases.random_theta(alg.DTransformerConfig(N_V=16, l_max=16, L=2, H=8, d_e=8, d_mlp=24, d_attn=3, d_mid=2))
-    x = cases.random_tokens(8, 16, n=16)
-
-    def loss(theta):
-        X = alg.d_hidden_state(x, theta, implementation=implementation)
-        return alg.log_loss(X, theta.W_u, jnp.roll(x, -1, axis=1), implementation=implementation)
-
-    assert_mesh_changes_nothing(loss, theta, sizes=sizes)
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("data", [None, ("pod", "dp")], ids=["all others", "by name"])
 def test_axes_of_other_names_divide_the_same(data):

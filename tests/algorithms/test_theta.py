@@ -10,8 +10,6 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-import orbax.checkpoint as ocp
 import pytest
 
 import algorithms as alg
@@ -49,10 +47,6 @@ def model(name, seed=0):
 def rebuilt(variant):
     """An equal variant that is another object."""
     return Record.from_json(json.loads(json.dumps(variant.to_json())))
-
-
-def loss_of(f):
-    return lambda theta: jnp.sin(f(theta)).sum()
 
 
 # A node without leaves
@@ -105,47 +99,7 @@ def test_through_vmap_of_several_models_and_scan_over_them(name):
     cases.assert_close(each, expected, 1e-12)
 
 
-@pytest.mark.end_to_end
-@every_model
-def test_through_a_scan_that_trains_with_optax(name):
-    """AdamW's steps in a loop are those for the arrays alone, without the variant."""
-    theta, variant, f = model(name)
-    optimizer, leaves = optax.adamw(0.01, weight_decay=0.1), jax.tree.leaves(theta)
-
-    def step(state, _):
-        theta, moments = state
-        update, moments = optimizer.update(jax.grad(loss_of(f))(theta), moments, theta)
-        return (optax.apply_updates(theta, update), moments), None
-
-    (trained, moments), _ = jax.jit(lambda state: jax.lax.scan(step, state, length=2))((theta, optimizer.init(theta)))
-    assert trained.variant == moments[0].mu.variant == variant
-
-    @jax.jit
-    def updated(leaves, state):
-        gradient = jax.grad(lambda leaves: loss_of(f)(jax.tree.structure(theta).unflatten(leaves)))(leaves)
-        update, state = optimizer.update(gradient, state, leaves)
-        return optax.apply_updates(leaves, update), state
-
-    state = optimizer.init(leaves)
-    for _ in range(2):
-        leaves, state = updated(leaves, state)
-    for found, expected in zip(jax.tree.leaves(trained), leaves, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8)
-
-
 # Files and other processes
-
-
-@every_model
-def test_through_orbax(name, tmp_path):
-    theta, variant, f = model(name)
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "theta", theta)
-        checkpointer.wait_until_finished()
-        like = jax.device_put(jax.tree.map(np.zeros_like, theta))._replace(variant=rebuilt(variant))
-        restored = checkpointer.restore(tmp_path / "theta", like)
-    assert restored.variant == variant
-    np.testing.assert_array_equal(f(restored), f(theta))
 
 
 IN_ANOTHER_PROCESS = """

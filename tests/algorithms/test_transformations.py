@@ -12,7 +12,7 @@ import pytest
 import algorithms as alg
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
-from tests.algorithms.test_batch_axes import ED, SIZES, D, E
+from tests.algorithms.test_batch_axes import ED, D, E
 
 pytestmark = pytest.mark.sampled(2, tests=6)
 
@@ -95,58 +95,7 @@ def test_a_mask_of_one_of_two_nested_vmaps(f, name, kind, n, implementation):
         cases.assert_close(actual, expected, 1e-12, part)
 
 
-@pytest.mark.parametrize("implementation", cases.quick_of(["auto"], EVERY))
-def test_what_only_one_of_two_nested_vmaps_batches(implementation):
-    """Queries of the one, context and lengths of the other: every argument has batch axes of its own."""
-
-    def of_sequence(length, X, Z):
-        return alg.mh_attention(X, Z, W, alg.padding(length), implementation=implementation)
-
-    f = jax.jit(jax.vmap(jax.vmap(of_sequence, (0, None, 0)), (None, 0, None)))
-    V_tilde = f(LENGTHS[B], Q[:, 0], V[0])
-    for a, b in np.ndindex(A, B):
-        mask = jnp.asarray(t_z < int(LENGTHS[B][b]))
-        cases.assert_close(V_tilde[a, b], printed_pullback("mh_attention", mask, Q[a, 0], V[0, b])[0], 1e-12)
-
-
-@pytest.mark.parametrize("kind", cases.quick_of(["array"], ["array", "length"]))
-@implementations
-def test_a_vmap_around_a_batch_that_is_said_outright(kind, implementation):
-    """The mask of each of the outer axis serves all sequences of its batch."""
-    batched, make_mask, _ = BATCHED_MASKS[kind]
-
-    def of_batch(what, X, Z):
-        wide = (jnp.moveaxis(a, 0, 1) for a in (X, Z))
-        return value("mh_attention", make_mask(what), *wide, implementation)
-
-    results = jax.jit(jax.vmap(of_batch))(batched[A], Q, V)
-    expected, *_ = expected_of_masks("mh_attention", kind, A)
-    cases.assert_close(np.moveaxis(results[0], 2, 1), expected, 1e-12)
-
-
 x, z = cases.random_tokens(A, B, 7), cases.random_tokens(A, B, 5, seed=1)
-OF_OUTER = {
-    "e": (lambda x, z, l, **options: alg.e_hidden_state(x, E, length=l, **options), cases.array([3, 7])),
-    "d": (
-        lambda x, z, n, **options: alg.d_hidden_state(x, D, segments=n, **options),
-        cases.array([[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]]),
-    ),
-    "ed": (
-        lambda x, z, l, **options: alg.ed_hidden_state(z, x, ED, z_length=l, **options),
-        cases.array([2, 5]),
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("architecture", "implementation"), cases.quick_of([("e", "auto")], itertools.product(OF_OUTER, EVERY))
-)
-def test_a_models_length_or_segments_of_the_outer_of_two_nested_vmaps(architecture, implementation):
-    f, what = OF_OUTER[architecture]
-    f = jax.jit(functools.partial(f, implementation=implementation))
-    together = jax.vmap(jax.vmap(f, (0, 0, None)), (0, 0, 0))(x, z, what)
-    for a, b in np.ndindex(A, B):
-        cases.assert_close(together[a, b], f(x[a, b], z[a, b], what[a]), 1e-12, f"{a}, {b}")
 
 
 # One objective of everything that has backward rules: attention, linear maps, norms, embedding and loss.
@@ -210,23 +159,6 @@ def test_nothing_leaks(implementation):
     with jax.checking_leaks():
         jax.jit(jax.vmap(gradient, (None, 0, 0))).trace(E, x1, l1)
         jax.jit(of_one).trace(ED)
-
-
-def matrix_sizes(program):
-    """How many entries the floating-point arrays of a lowered program have."""
-    shapes = re.findall(r"tensor<((?:\d+x)+)f64>", program)
-    return {int(np.prod([int(n) for n in shape.split("x") if n])) for shape in shapes}
-
-
-@pytest.mark.parametrize("implementation", cases.quick_of(["auto"], ["auto", "paper"]))
-def test_one_source_with_many_targets_is_encoded_once(implementation):
-    """No hidden unit of the encoder's MLP, and no score of its attention, is there for every target."""
-    l_z, l_x, targets, d_mlp, H = 19, 7, 29, SIZES["d_mlp"], SIZES["H"]
-    z, x = cases.random_tokens(l_z), cases.random_tokens(targets, l_x)
-    f = jax.jit(jax.vmap(functools.partial(alg.ed_transformer, implementation=implementation), (None, 0, None)))
-    sizes = matrix_sizes(f.lower(z, x, ED).as_text())
-    assert {d_mlp * l_z, d_mlp * l_x * targets} <= sizes
-    assert not {d_mlp * l_z * targets, H * l_z * l_z * targets, l_z * l_z * targets} & sizes
 
 
 # Ahead of time. The program stands for any length, or the function says that it cannot.

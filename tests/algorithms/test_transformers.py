@@ -125,16 +125,6 @@ def test_the_hidden_states_of_an_encoder_are_what_is_unembedded():
     cases.assert_close(softmax(np.asarray(theta.W_u) @ X), expected(cases.E, z, x, theta))
 
 
-def test_the_output_bias_and_the_embedding_norm_are_added_to_the_paper():
-    theta = cases.random_theta(alg.ETransformerConfig(L=1, variant=alg.BERT, **cases.SHARED))
-    logits = theta.W_e.T @ alg.e_hidden_state(x, theta) + theta.b_u[:, None]
-    P = alg.e_transformer(x, theta)
-    cases.assert_close(P, softmax(logits))
-    plain = alg.BERT.but(embedding=Embedding())
-    without = alg.e_transformer(x, theta._replace(embedding_norm=None, variant=plain))
-    assert np.abs(P - without).max() > 1e-3
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])
 def test_packed_documents_are_as_each_by_itself(positions):
