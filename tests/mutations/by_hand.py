@@ -27,7 +27,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str, tuple[str, ...]], ...] = (
     ("tasks left out of the batches", "training/data/loading.py", "load_run_data", "parts", "[train, *map(examples, stored)]", "[train]", ("training/data/test_multitask.py",)),
     ("never stopped early", "training/loop/run_store.py", "Progress.note", "self.stopped", "0 < patience <= self.worse", "False", ("training/loop/test_trainer.py",)),
     ("rows of q and k in the order of GGUF", "training/interchange/gguf_kinds.py", "_reordered", "return", ".swapaxes(1, 2)", "", ("training/interchange/test_gguf.py",)),
-    ("rows of k by the heads of q", "training/interchange/gguf_kinds.py", "Kind.convert", "heads", '"attn_k": "num_key_value_heads"', '"attn_k": "num_attention_heads"', ("training/interchange/test_gguf.py",)),
+    ("rows of k by the heads of q", "training/interchange/gguf_kinds.py", "", "HEADS", '"attn_k": ("num_key_value_heads", "n_kv_heads")', '"attn_k": ("num_attention_heads", "n_heads")', ("training/interchange/test_gguf.py",)),
     ("tensors of GGUF from the beginning of the file", "training/interchange/gguf_file.py", "_placed", "info", "begin + offset", "offset", ("training/interchange/test_gguf.py",)),
     ("lengths in GGUF believed", "training/interchange/gguf_file.py", "_Header._take", "if", "n_bytes > len(self._data) - self.at", "False", ("training/interchange/test_gguf.py",)),
     ("ends of tensors in GGUF believed", "training/interchange/gguf_file.py", "_placed", "if", "info.end > size", "False", ("training/interchange/test_gguf.py",)),
