@@ -7,14 +7,13 @@ import pytest
 from algorithms import d_transformer, e_transformer, ed_transformer
 from algorithms.inside import record
 from tests import cases, interchange_cases
-from tests.training.interchange import test_bert, test_decoders, test_encoder_decoder, test_encoders
+from tests.training.interchange import test_decoders, test_encoder_decoder, test_encoders
 from training.interchange import load_pretrained
 
 torch, transformers = interchange_cases.libraries()
 QUICK = ("gpt2", "llama", "BertForMaskedLM", "bart")
 DECODERS = {n: lambda n=n: test_decoders.make(n) for n in test_decoders.MODELS}
-ENCODERS = {"BertForMaskedLM": lambda: test_bert.make("masked")}
-ENCODERS |= {n: lambda n=n: test_encoders.make(n) for n in test_encoders.MODELS if "For" in n}
+ENCODERS = {n: lambda n=n: test_encoders.make(n) for n in test_encoders.MODELS if n.endswith("ForMaskedLM")}
 ENCODER_DECODERS = {n: lambda n=n: test_encoder_decoder.make(n) for n in test_encoder_decoder.MODELS}
 HIDDEN, ATTENTION = (1, 2, 0), (2, 0, 3, 1)
 """Our axes in the order of transformers', of one layer."""

@@ -20,14 +20,20 @@ from algorithms import (
     e_encoding,
     e_hidden_state,
     e_logits,
+    e_transformer,
 )
 from algorithms.lines import MLP
+from algorithms.ops.linear import logits
 from tests import interchange_cases as cases
 from tests.cases import random_theta
 from training.interchange import InterchangeError, load_model, load_pretrained, save_pretrained
+from training.tasks.classify import ClassifierParams, class_probabilities, pooled
 
 torch, transformers = cases.libraries()
 
+BERT_SIZES = {"vocab_size": 29, "max_position_embeddings": 13, "hidden_size": 15, "num_hidden_layers": 3}
+BERT_SIZES |= {"num_attention_heads": 5, "intermediate_size": 7, "type_vocab_size": 3}
+LABELS = {0: "ham", 1: "spam", 2: "other"}
 ROBERTA_SIZES = {"vocab_size": 29, "max_position_embeddings": 15, "hidden_size": 15, "num_hidden_layers": 3}
 ROBERTA_SIZES |= {"num_attention_heads": 5, "intermediate_size": 7, "type_vocab_size": 1, "layer_norm_eps": 0.1}
 ROBERTA_SIZES |= {"pad_token_id": 1}
@@ -58,6 +64,11 @@ GEMMA |= {
 GEMMA |= {"use_bidirectional_attention": True, "query_pre_attn_scalar": 7, "rope_parameters": MODERN["rope_parameters"]}
 GEMMA |= dict.fromkeys(("pad_token_id", "eos_token_id", "bos_token_id"))
 MODELS = {
+    "BertForMaskedLM": BERT_SIZES,
+    "BertForMaskedLM, untied": {**BERT_SIZES, "tie_word_embeddings": False},
+    "BertForMaskedLM, one type": {**BERT_SIZES, "type_vocab_size": 1, "hidden_act": "gelu_new", "layer_norm_eps": 0.1},
+    "BertForSequenceClassification": {**BERT_SIZES, "id2label": LABELS},
+    "BertModel": BERT_SIZES,
     "RobertaForMaskedLM": ROBERTA_SIZES,
     "RobertaModel": {**ROBERTA_SIZES, "hidden_act": "gelu_new", "pad_token_id": 2, "type_vocab_size": 2},
     "DistilBertForMaskedLM": DISTILBERT_SIZES,
@@ -71,9 +82,13 @@ MODELS = {
 LENGTHS = np.array([11, 6])
 
 
+def class_of(name):
+    return getattr(transformers, name.partition(",")[0])
+
+
 def make(name):
     kind = getattr(transformers, f"{name.partition('For')[0].removesuffix('Model')}Config")
-    return cases.randomized(torch, getattr(transformers, name)(kind(**MODELS[name], attn_implementation="eager")))
+    return cases.randomized(torch, class_of(name)(kind(**MODELS[name], attn_implementation="eager")))
 
 
 def dtype_of(name):
@@ -81,31 +96,45 @@ def dtype_of(name):
     return {"modern": "rounded", "gemma3": "float32"}.get(name.lower()[:6], "float64")
 
 
-def theirs(model, x):
+def inputs(config, N_V=29):
+    """Tokens, of which none is the padding token, which has no gradient there; and their types."""
+    x = np.random.default_rng(1).integers(3, N_V, (2, 11))
+    n = getattr(config, "type_vocab_size", 0) if config.model_type == "bert" else 0
+    return x, np.random.default_rng(2).integers(n, size=x.shape) if n else None
+
+
+def theirs(model, x, types=None):
+    options = {} if types is None else {"token_type_ids": torch.tensor(types)}
     attended = torch.tensor(np.arange(11) < LENGTHS[:, None]).long()
-    out = model(torch.tensor(x), attention_mask=attended)
+    out = model(torch.tensor(x), attention_mask=attended, **options)
     return out.logits if hasattr(out, "logits") else out.last_hidden_state
 
 
-def ours(x, theta, config):
-    options = {"length": jnp.asarray(LENGTHS)}
+def ours(x, theta, types=None):
+    """The logits of a masked-token head or of a classifier, and the bare encoder's columns, tokens before rows."""
+    options = {"length": jnp.asarray(LENGTHS), "types": None if types is None else jnp.asarray(types)}
+    if isinstance(theta, ClassifierParams):
+        X = pooled(e_encoding(jnp.asarray(x), theta.encoder, **options)[..., :1], theta.encoder)
+        return jnp.moveaxis(logits(X[..., 0], theta.W_c, theta.b_c), 0, -1)
     if theta.W_f is None:
         return jnp.moveaxis(e_encoding(jnp.asarray(x), theta, **options), 0, -1)
     return cases.column_logits(e_hidden_state(jnp.asarray(x), theta, **options), theta)
 
 
+UNREAD = {"BertForMaskedLM, untied": {"cls.predictions.bias"}}
+"""Parameters that transformers does not use."""
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if "For" in n else pytest.mark.slow) for n in MODELS])
 def test_outputs_and_gradients_are_those_of_transformers(tmp_path, name):
     model = make(name).double()
-    path = cases.saved(model, tmp_path)
-    theta, config, _ = load_pretrained(path)
-    x = np.random.default_rng(1).integers(3, 29, (2, 11))
-    how = {"read": np.arange(11) < LENGTHS[:, None]}
-    outputs = functools.partial(ours, x, config=config)
-    dtype = dtype_of(name)
-    compared = cases.assert_as_theirs(torch, model, path, theta, outputs, theirs(model, x), dtype, **how)
+    path, (x, types) = cases.saved(model, tmp_path), inputs(model.config)
+    theta, expected = load_model(path).theta, theirs(model, x, types)
+    read = np.arange(11) < LENGTHS[:, None] if expected.ndim == 3 else None
+    outputs = functools.partial(ours, x, types=types)
+    compared = cases.assert_as_theirs(torch, model, path, theta, outputs, expected, dtype_of(name), read=read)
     unread = {n for n, p in model.named_parameters() if p.grad is None}
-    assert all("pooler" in n for n in unread)
+    assert unread == UNREAD.get(name, {n for n in unread if "pooler" in n})
     assert compared == {n for n, _ in model.named_parameters()} - unread
 
 
@@ -113,10 +142,9 @@ def test_outputs_and_gradients_are_those_of_transformers(tmp_path, name):
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_the_way_there_and_back_is_exact(tmp_path, name, dtype):
     path = cases.saved(make(name), tmp_path / "theirs", dtype)
-    x = np.random.default_rng(1).integers(3, 29, (2, 11))
-    opened, kind = getattr(transformers, name).from_pretrained, name.partition("For")[0].removesuffix("Model").lower()
-    kind = {"gemma3text": "embedding_gemma"}.get(kind, kind)
-    cases.assert_written_again(torch, path, opened, lambda model: theirs(model, x), to=kind)
+    opened, kind = class_of(name).from_pretrained, name.partition("For")[0].removesuffix("Model").lower()
+    options = {"to": {"gemma3text": "embedding_gemma"}.get(kind, kind), "unwritten": UNREAD.get(name, set())}
+    cases.assert_written_again(torch, path, opened, lambda model: theirs(model, *inputs(model.config)), **options)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +162,49 @@ def test_our_own_models_open_in_transformers(tmp_path, kind, variant, sizes):
     model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
     x = np.random.default_rng(1).integers(3, 17, (2, 11))
     read = np.arange(11) < LENGTHS[:, None]
-    found, expected = np.asarray(ours(x, theta, config)), theirs(model, x).detach().numpy()
+    found, expected = np.asarray(ours(x, theta)), theirs(model, x).detach().numpy()
     cases.assert_same(found[read], expected[read], dtype_of(kind), "logits")
+
+
+def test_a_classifier_has_its_labels_and_its_probabilities(tmp_path):
+    model = make("BertForSequenceClassification")
+    run = load_model(cases.saved(model, tmp_path))
+    assert (run.task, run.labels) == ("classify", ("ham", "spam", "other"))
+    x, types = inputs(model.config)
+    P = class_probabilities(jnp.asarray(x), run.theta, length=jnp.asarray(LENGTHS))
+    expected = theirs(model, x, 0 * types).softmax(-1).detach().numpy()
+    cases.assert_same(P.T, expected, "float64", "probabilities")
+
+
+def test_a_pretrained_bert_of_2018_is_read(tmp_path):
+    """bert-base-uncased has a pooler and a next-sentence head besides, positions, and gamma and beta."""
+    model = make("BertForMaskedLM")
+    path = cases.saved(model, tmp_path / "new")
+    (tmp_path / "old").mkdir()
+    tensors = {name.replace("Norm.weight", "Norm.gamma"): a for name, a in cases.tensors_of(path).items()}
+    tensors = {name.replace("Norm.bias", "Norm.beta"): a for name, a in tensors.items()}
+    tensors |= {"bert.pooler.dense.weight": np.ones((15, 15)), "bert.pooler.dense.bias": np.ones(15)}
+    tensors |= {"cls.seq_relationship.weight": np.ones((2, 15)), "cls.seq_relationship.bias": np.ones(2)}
+    tensors["bert.embeddings.position_ids"] = np.arange(13)[None]
+    safetensors.numpy.save_file(tensors, tmp_path / "old" / "model.safetensors")
+    (tmp_path / "old" / "config.json").write_text((path / "config.json").read_text())
+    theta, expected = (load_pretrained(one)[0] for one in (tmp_path / "old", path))
+    np.testing.assert_array_equal(theta.W_pool, np.ones((15, 15)))
+    x, _ = inputs(model.config)
+    P = [e_transformer(jnp.asarray(x), t) for t in (theta, expected)]
+    np.testing.assert_array_equal(*P)
+
+
+def test_what_a_bare_encoder_lacks_is_said(tmp_path):
+    theta, _, _ = load_pretrained(cases.saved(make("BertModel"), tmp_path))
+    assert theta.W_f is None
+    with pytest.raises(ValueError, match=r"theta.W_f: expected parameters of lines 10 and 11, got a bare encoder's"):
+        e_transformer(jnp.arange(3), theta)
+    without = theta._replace(W_t=None)
+    with pytest.raises(ValueError, match=r"types: expected None, since theta.W_t is None"):
+        e_encoding(jnp.arange(3), without, types=jnp.zeros(3, int))
+    with pytest.raises(ValueError, match=r"theta.W_pool: expected None in BERT, got parameters"):
+        e_encoding(jnp.arange(3), theta._replace(variant=BERT))
 
 
 def test_the_fields_of_modern_bert_before_transformers_5_are_read(tmp_path):
@@ -157,7 +226,7 @@ def test_embedding_gemma_of_our_own_opens_in_transformers(tmp_path):
         x = np.random.default_rng(1).integers(3, 17, (2, 11))
         expected = theirs(transformers.AutoModel.from_pretrained(tmp_path / "out"), x).detach().numpy()
         read = np.arange(11) < LENGTHS[:, None]
-        cases.assert_same(np.asarray(ours(x, theta, config))[read], expected[read], "rounded", "hidden states")
+        cases.assert_same(np.asarray(ours(x, theta))[read], expected[read], "rounded", "hidden states")
         (tmp_path / "out").rename(tmp_path / f"out{line.window}")
 
 
@@ -219,6 +288,9 @@ def test_llada_is_the_oracles_of_its_published_tensors(tmp_path):
     ("name", "fields", "message"),
     [
         ("Gemma3TextModel", {"architectures": ["Gemma3ForCausalLM"]}, "the head of Gemma3ForCausalLM in an encoder"),
+        ("BertModel", {"position_embedding_type": "x"}, r"relative positions \(position_embedding_type = 'x'\)"),
+        ("BertModel", {"is_decoder": True, "hidden_act": "tanh"}, r"attention \(is_decoder = True\), the activation"),
+        ("BertModel", {"architectures": ["BertForQuestionAnswering"]}, "the head of BertForQuestionAnswering"),
         ("RobertaForMaskedLM", {"hidden_act": "relu"}, "different activations in the layers and the head"),
         ("RobertaForMaskedLM", {"architectures": ["RobertaForSequenceClassification"]}, "the head of RobertaForSeq"),
         ("RobertaForMaskedLM", {"max_position_embeddings": 2}, "max_position_embeddings: expected an integer of at"),
