@@ -202,7 +202,7 @@ def test_text_has_contrast(book):
 def test_what_the_run_found_is_told(tmp_path):
     scenarios = Scenarios(algorithms, seed=0, sizes={}, implementation="paper")
     results = compare(scenarios, ROOT, [7])
-    results.lines[7, "1"].cells["p"].worst = 0.25
+    results.lines[7, "1"].cells["p"].largest_difference = 0.25
     write_book([results], tmp_path, ROOT)
     page, index = ((tmp_path / name).read_text("utf-8") for name in ("algorithm-7.html", "index.html"))
     assert "not all equal" in page

@@ -56,7 +56,7 @@ def test_the_components_agree_line_by_line(components):
     assert components.worst <= 1e-10
     for result in components.lines.values():
         assert result.verdict == "equal"
-        assert all(cell.visits >= 1 for cell in result.cells.values())
+        assert all(cell.values >= 1 for cell in result.cells.values())
         lines = [(ROOT / place.file).read_text("utf-8").splitlines()[place.line - 1] for place in result.places]
         assert all(line.strip() for line in lines)
     in_json = components.as_data()["lines"]
@@ -68,8 +68,8 @@ def test_the_components_agree_line_by_line(components):
 def test_heads_are_compared_one_by_one(components):
     of_heads = components.lines[5, "2"].cells["Y_h"]
     sequences = 1 + 1 + 3  # two runs of one, one of a batch
-    assert of_heads.visits == sequences * 2  # heads
-    assert sum(cell.visits for cell in components.lines[4, "4"].elsewhere[5]) == sequences * 2
+    assert of_heads.values == sequences * 2  # heads
+    assert sum(cell.values for cell in components.lines[4, "4"].elsewhere[5]) == sequences * 2
 
 
 @pytest.mark.end_to_end
@@ -81,8 +81,8 @@ def test_a_decoder_agrees_in_every_layer_and_head_of_every_sequence():
     assert (places["9"], places["return"]) == (["return X"], ["P = theta.variant.unembedding(X, theta)"])
     assert results.lines[10, "4"].verdict == "equal"  # the turns of the loop, not only what it makes
     layers, sequences = 2, 1 + 2 + 1  # a single one, a batch, and a single one with tied weights
-    assert results.lines[10, "6"].cells["X"].visits == layers * sequences
-    assert sum(cell.visits for cell in results.lines[4, "5"].elsewhere[10]) == 2 * layers * sequences
+    assert results.lines[10, "6"].cells["X"].values == layers * sequences
+    assert sum(cell.values for cell in results.lines[4, "5"].elsewhere[10]) == 2 * layers * sequences
 
 
 @pytest.mark.end_to_end

@@ -43,7 +43,7 @@ def test_every_line_agrees_with_the_loops(name):
     number = "8" if name == "EXPERTS" else "6"
     change = results.lines[10, number].change
     assert change.line.text.startswith(f"X ← X + {name.title()}(X̃ | 𝓦_l")
-    assert results.lines[10, number].cells["X"].visits > 0
+    assert results.lines[10, number].cells["X"].values > 0
     assert results.settings["left_out"] == ([] if name == "EXPERTS" else [REST.format(name.title())])
     assert (4, "4") in results.lines if name == "EXPERTS" else (4, "4") not in results.lines
 
@@ -52,7 +52,7 @@ def test_every_line_agrees_with_the_loops(name):
 def test_every_line_of_layers_that_differ_agrees_with_the_loops():
     results = crosscheck(HYBRID)
     assert results.ok, results
-    assert results.lines[10, "6"].cells["X"].visits > 0
+    assert results.lines[10, "6"].cells["X"].values > 0
     assert " + Retention or MHAttention(" in results.lines[10, "6"].change.line.text
 
 
@@ -93,7 +93,7 @@ def test_an_encoder_and_a_pair_of_models_agree_with_the_loops(architecture, algo
     for number in own if algorithm == 8 else ("5", "7"):
         line = results.lines[algorithm, number]
         assert f" + {own[number]}(" in line.change.line.text
-        assert sum(cell.visits for cell in line.cells.values()) > 0
+        assert sum(cell.values for cell in line.cells.values()) > 0
 
 
 @pytest.mark.thorough

@@ -206,10 +206,10 @@ def _compare(cell: Cell, paper: list[Visit], code: list[Visit], run: Run) -> tup
             apart = _difference(want.value, have.value, run.padded and cell.variable not in SETS)
             of = "" if sequence is None else f"sequence {sequence + 1}"
             where = ", ".join(filter(None, [run.what, want.where, of]))
-            cell.visits += 1
+            cell.values += 1
             cell.shape = cell.shape if cell.shape is not None else _shape(want.value)
-            if apart > cell.worst:
-                cell.worst, cell.where = apart, where
+            if apart > cell.largest_difference:
+                cell.largest_difference, cell.where = apart, where
             if apart > TOLERANCE:
                 found.append((have.order, where))
         if len(expected) != len(actual):

@@ -21,8 +21,8 @@ class Cell:
 
     variable: str  # what was compared
     shape: tuple[int, ...] | None = None  # the shape of its first value, as the paper has it
-    visits: int = 0  # how many values were compared
-    worst: float = 0.0  # the largest difference
+    values: int = 0  # how many values were compared
+    largest_difference: float = 0.0
     where: str = ""  # the run and the visit that it comes from
     problem: str = ""  # what kept values from being compared
 
@@ -72,14 +72,14 @@ class LineResult:
     @property
     def worst(self) -> float:
         """The largest difference."""
-        return max((cell.worst for cell in self.every_cell), default=0.0)
+        return max((cell.largest_difference for cell in self.every_cell), default=0.0)
 
     @property
     def where(self) -> str:
         """Source of the largest difference, or what is wrong."""
         runs = [(self.algorithm, cell) for cell in self.cells.values()]
         runs += [(n, cell) for n, cells in self.elsewhere.items() for cell in cells]
-        n, cell = max(runs, key=lambda run: (bool(run[1].problem), run[1].worst), default=(0, Cell("")))
+        n, cell = max(runs, key=lambda run: (bool(run[1].problem), run[1].largest_difference), default=(0, Cell("")))
         text = cell.problem or cell.where
         return f"Algorithm {n}: {text}" if text and n != self.algorithm else text
 
@@ -90,11 +90,11 @@ class LineResult:
             return "different" if self.places else "left out"
         if not self.places:
             return "missing"
-        if any(cell.problem or cell.worst > TOLERANCE for cell in self.every_cell):
+        if any(cell.problem or cell.largest_difference > TOLERANCE for cell in self.every_cell):
             return "different"
         if self.within:
             return "within"
-        return "equal" if any(cell.visits for cell in self.cells.values()) else "missing"
+        return "equal" if any(cell.values for cell in self.cells.values()) else "missing"
 
     @property
     def is_wrong(self) -> bool:
@@ -119,7 +119,7 @@ class LineResult:
             return [code, "", "", "", f"in step {self.group[0]}–{self.group[-1]}"]
         cells, verdict = list(self.cells.values()), self.verdict
         variables = "\n".join(f"{cell.variable}, {cell.axes(self.line)}" for cell in cells)
-        values = "\n".join(str(cell.visits) for cell in cells)
+        values = "\n".join(str(cell.values) for cell in cells)
         worst = f"{self.worst:.1e}" if cells else ""
         return [code, variables, values, worst, verdict.upper() if self.is_wrong else verdict]
 
@@ -135,17 +135,10 @@ class LineResult:
             "code": [dataclasses.asdict(place) for place in self.places],
             "step": self.group,
             "variables": [
-                {
-                    "variable": cell.variable,
-                    "shape": cell.shape,
-                    "values": cell.visits,
-                    "largest_difference": _finite(cell.worst),
-                    "where": cell.where,
-                    "problem": cell.problem,
-                }
+                dataclasses.asdict(cell) | {"largest_difference": _finite(cell.largest_difference)}
                 for cell in self.cells.values()
             ],
-            "values_in_other_algorithms": sum(c.visits for cells in self.elsewhere.values() for c in cells),
+            "values_in_other_algorithms": sum(c.values for cells in self.elsewhere.values() for c in cells),
             "largest_difference": _finite(self.worst),
             "where": self.where,
             "verdict": self.verdict,
@@ -215,7 +208,7 @@ class Results:
         counts += [f"{n} in a step that is equal" for n in [verdicts.count("within")] if n]
         counts += [f"{n} left out" for n in [verdicts.count("left out")] if n]
         changed = f"{sum(line.change is not None for line in lines)} changed; " if self.variant else ""
-        values = f"{sum(cell.visits for line in lines for cell in line.every_cell)} values"
+        values = f"{sum(cell.values for line in lines for cell in line.every_cell)} values"
         values += f" and {_counted(n_rules, 'backward rule')}" if n_rules else ""
         text = (
             f"{self.title}implementation {self.implementation}: "
