@@ -90,6 +90,25 @@ def each_of(paths):
 algorithms_files = each_of(files("algorithms"))
 
 
+def called_at_import(node):
+    """The calls that run when a module is imported: none in functions, but their decorators'."""
+    if isinstance(node, ast.Lambda):
+        return
+    if isinstance(node, ast.Call):
+        yield node
+    for child in node.decorator_list if isinstance(node, ast.FunctionDef) else ast.iter_child_nodes(node):
+        yield from called_at_import(child)
+
+
+@each_of(files("tests"))
+def test_tests_compile_nothing_when_they_are_imported(path):
+    """Each worker imports all of them: `cases.array`, `cases.key` and the like need no program, NumPy neither."""
+    for call in called_at_import(tree_of(path)):
+        of_jax = ast.unparse(call.func).startswith(("jnp.", "jax.numpy.", "jax.random.", "jax.vmap(", "jax.lax."))
+        harmless = ast.unparse(call.func) in ("jnp.dtype", "jnp.finfo")
+        assert not of_jax or harmless, f"{name_of(path)}:{call.lineno} {ast.unparse(call)}"
+
+
 @algorithms_files
 def test_algorithms_only_compute(path):
     allowed = DEPENDENCIES | STANDARD_LIBRARY | {"algorithms"}
