@@ -3,16 +3,9 @@
     corpus = read_corpus(["a.txt", "b.jsonl"], "text")
     corpus = read_corpus(["train.tsv"], "pairs", validation_paths=["valid.tsv"])
 
-| suffix | text | pairs | labeled |
-|---|---|---|---|
-| .jsonl, .ndjson, .json | {"text": …} or {"messages": […]} | {"source": …, "target": …} | {"label": …, "text": …} |
-| .parquet, or a directory of `datasets` | column text or messages | columns source, target | columns label, text |
-| a directory of text | every .txt and .md in it and below that is not hidden, by name | | |
-| anything else | the file is one document | source TAB target | label TAB text |
-
-A further suffix .gz, .bz2, .xz or .zst means that the file is compressed; suffixes may be in capitals. Files are UTF-8
-(a byte order mark is dropped); every line of JSON lines or TSV is a record. Records with an empty or null field, and
-conversations that do not end with an answer, are left out and counted.
+docs/training.md has a table of the formats by suffix, which may be in capitals. Files are UTF-8 (a byte order mark is
+dropped); every line of JSON lines or TSV is a record. Records with an empty or null field, and conversations that do
+not end with an answer, are left out and counted.
 
 With validation files, these are held out, and training records that are identical to theirs are left out; if they are
 more than `MOST_IDENTICAL` of the text, that is an error. Otherwise a share of the records is held out by a hash of
@@ -323,7 +316,7 @@ def read_corpus(
 ) -> Corpus[Any]:
     """Check the user's files, and split their records into training and validation.
 
-    `paths` are files, or directories of such files, of a kind in the table of the module's docstring; "text" also
+    `paths` are files, or directories of such files, of a kind in the table of docs/training.md; "text" also
     accepts conversations. The records of `validation_paths` are held out, and left out of training; without them, this
     share of the distinct records of `paths` is held out. The records of each file are `counted` if asked for. Messages
     call a file by its name in `names`, or by its path. Records are looked for, and checked, when a part is first read.

