@@ -76,43 +76,81 @@ def names_in(architecture, L):
     return gguf.get_tensor_name_map(number, L)
 
 
-def write(path, model, *, kind=None, fields=(), tensors=()):
+ARCHITECTURES = {"olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3", "gpt_oss": "gpt-oss"}
+ARCHITECTURES |= {"mixtral": "llama", "qwen3_moe": "qwen3moe", "minimax_m2": "minimax-m2", "qwen2_moe": "qwen2moe"}
+ARCHITECTURES |= {"glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe", "glm_moe_dsa": "glm-dsa"}
+ARCHITECTURES |= dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2")
+PERMUTED = "llama", "mistral3", "smollm3", "granite", "arcee", "olmo"
+
+
+def architecture_of(config):
+    """llama.cpp's name of a kind of model."""
+    return ARCHITECTURES.get(config.model_type, config.model_type.removesuffix("_text"))
+
+
+def tensors_of(model, *, whole=False):
+    """The tensors of a model by their names in llama.cpp, in whose order their rows are.
+
+    `whole`: the keys and values of latent attention in one, as before 2025-04.
+    """
+    config, architecture, found = model.config, architecture_of(model.config), {}
+    names = names_in(architecture, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if ".act_fn." in name or (name == "lm_head.weight" and config.tie_word_embeddings):
+            continue
+        stem = name.removesuffix("_bias").removesuffix(".bias").removesuffix(".weight")
+        stem = stem.replace("gate.moe_statics", "moe_statics")  # as in files of Ernie
+        for one, part in _parts(stem, tensor.float().numpy(), config, whole=whole).items():
+            target, array = names.get_name(one), part
+            if architecture in PERMUTED and one.endswith(("q_proj", "k_proj")):
+                H = config.num_attention_heads if one.endswith("q_proj") else config.num_key_value_heads
+                array = permuted(part, H)
+            if architecture.startswith("gemma") and target.endswith("norm"):
+                array = part + 1
+            if architecture == "gpt2" and part.ndim == 2 and ".h." in name:
+                array = part.T
+            found[f"{target}.{'bias' if name.endswith('bias') else 'weight'}"] = np.ascontiguousarray(array)
+    return found
+
+
+def _parts(stem, array, config, *, whole):
+    """The arrays of a module by their own modules: gates and first matrices of all experts, keys and values."""
+    is_expert, fused = stem.endswith(("experts.gate_up_proj", "experts.down_proj")), config.model_type == "gpt_oss"
+    array = array.swapaxes(1, 2) if is_expert and fused and array.ndim == 3 else array
+    if is_expert and "gate_up" in stem:
+        halves = (array[:, ::2], array[:, 1::2]) if fused else np.split(array, 2, axis=1)
+        return {stem.replace("gate_up", part): half for part, half in zip(("gate", "up"), halves, strict=True)}
+    if stem.endswith("kv_b_proj") and not whole:
+        of_heads = array.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+        k, v = np.split(of_heads, [config.qk_nope_head_dim], axis=1)
+        return {stem.replace("kv_b", "k_b"): k.swapaxes(1, 2), stem.replace("kv_b", "v_b"): v}
+    return {stem: array}
+
+
+def write(path, model, *, kind=None, fields=(), tensors=(), settings=None, whole=False):
     """Write a model.
 
     `path`: the file; `model`: of transformers; `kind`: from a tensor's name in GGUF to how its numbers are stored,
-    as gguf names it; None: all in F32; `fields`: more metadata, by key; `tensors`: more tensors, by name.
+    as gguf names it; None: all in F32; `fields`: more metadata, by key, None to leave one out; `tensors`: more tensors,
+    by name; `settings`: the metadata by key without the architecture's name; None: those of `settings_of`; `whole`: as
+    in `tensors_of`.
     """
-    config = model.config
-    others = {"olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3"}
-    architecture = others.get(config.model_type, config.model_type.removesuffix("_text"))
-    names = names_in(architecture, config.num_hidden_layers)
+    architecture = architecture_of(model.config)
     writer = gguf.GGUFWriter(str(path), architecture)
-    for key, value in {**{f"{architecture}.{k}": v for k, v in settings_of(config).items()}, **dict(fields)}.items():
-        add_field(writer, key, value)
+    settings = settings_of(model.config) if settings is None else settings
+    for key, value in {**{f"{architecture}.{k}": v for k, v in settings.items()}, **dict(fields)}.items():
+        if value is not None:
+            add_field(writer, key, value)
     numbers = {}  # of xIELU, of which a file has lists
     for name, tensor in model.state_dict().items():
         if ".act_fn." in name:
             numbers.setdefault(f"xielu.{name.rpartition('.')[2]}", []).append(tensor.float().item())
-            continue
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        array = tensor.float().numpy()
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if architecture in ("llama", "mistral3", "smollm3", "granite", "arcee", "olmo") and (
-            "q_proj" in name or "k_proj" in name
-        ):
-            array = permuted(array, config.num_attention_heads if "q_" in name else config.num_key_value_heads)
-        if architecture.startswith("gemma") and target.endswith("norm.weight"):
-            array = array + 1
-        if architecture == "gpt2" and array.ndim == 2 and ".h." in name:
-            array = array.T
-        form = gguf.GGMLQuantizationType[(kind(target) if kind else None) or "F32"]
-        data = array if form.name == "F32" else gguf.quants.quantize(np.ascontiguousarray(array), form)
-        writer.add_tensor(target, np.ascontiguousarray(data), raw_dtype=form)
     for key, value in numbers.items():
         writer.add_array(key, value)
-    for name, array in dict(tensors).items():
-        writer.add_tensor(name, array)
+    for name, array in {**tensors_of(model, whole=whole), **dict(tensors)}.items():
+        form = gguf.GGMLQuantizationType[(kind(name) if kind and name not in tensors else None) or "F32"]
+        data = array if form.name == "F32" else gguf.quants.quantize(array, form)
+        writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=form)
     finish(writer)
     return Path(path)
 

@@ -13,7 +13,6 @@ from tests.training.interchange.test_gguf import written as written_by_us
 from training.generation import generate
 from training.interchange import load_pretrained
 
-gguf = gguf_cases.gguf
 torch, transformers = cases.libraries()
 pytestmark = pytest.mark.sampled(2)
 
@@ -33,10 +32,6 @@ GREEDY = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_to
 def written(name):
     kind, changes = MODELS[name]
     return make(kind, **changes).float()
-
-
-def architecture_of(config):
-    return "glm-dsa" if config.model_type == "glm_moe_dsa" else "deepseek2"
 
 
 def first_of(config):
@@ -81,46 +76,17 @@ def metadata_of(config, *, whole=False):
             "rope.scaling.yarn_beta_fast": 3.0,
             "rope.scaling.yarn_beta_slow": 1.0,
         }
-    if architecture_of(config) == "glm-dsa":
+    if gguf_cases.architecture_of(config) == "glm-dsa":
         found["attention.indexer.head_count"] = config.index_n_heads
         found["attention.indexer.key_length"] = config.index_head_dim
         found["attention.indexer.top_k"] = config.index_topk
-    return {f"{architecture_of(config)}.{key}": value for key, value in found.items()}
-
-
-def tensors_of(model, *, whole=False):
-    """The tensors by their names in llama.cpp; `whole`: the keys and values of the heads in one."""
-    config, found = model.config, {}
-    names = gguf_cases.names_in(architecture_of(config), config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
-        array, stem = tensor.float().numpy(), name.removesuffix("_bias").removesuffix(".bias").removesuffix(".weight")
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        parts = {stem: array}
-        if stem.endswith("gate_up_proj"):
-            halves = np.split(array, 2, axis=1)
-            parts = {stem.replace("gate_up", one): half for one, half in zip(("gate", "up"), halves, strict=True)}
-        elif stem.endswith("kv_b_proj") and not whole:
-            of_heads = array.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
-            k, v = np.split(of_heads, [config.qk_nope_head_dim], axis=1)
-            parts = {stem.replace("kv_b", "k_b"): k.swapaxes(1, 2), stem.replace("kv_b", "v_b"): v}
-        field = "bias" if name.endswith("bias") else "weight"
-        found |= {f"{names.get_name(one)}.{field}": np.ascontiguousarray(part) for one, part in parts.items()}
     return found
 
 
 def write(path, model, changes=(), **how):
     """Write a file as llama.cpp's converter does; `changes`: metadata by key, None to leave it out."""
-    architecture = architecture_of(model.config)
-    writer = gguf.GGUFWriter(str(path), architecture)
-    changes = {f"{architecture}.{key}": value for key, value in dict(changes).items()}
-    for key, value in {**metadata_of(model.config, **how), **changes}.items():
-        if value is not None:
-            gguf_cases.add_field(writer, key, value)
-    for name, array in tensors_of(model, **how).items():
-        writer.add_tensor(name, array)
-    gguf_cases.finish(writer)
-    return path
+    settings = metadata_of(model.config, **how) | dict(changes)
+    return gguf_cases.write(path, model, settings=settings, **how)
 
 
 @pytest.mark.sampled(4)
@@ -128,14 +94,15 @@ def write(path, model, changes=(), **how):
 def test_a_model_is_written_as_by_llama_cpp_and_computes_what_transformers_does(name, tmp_path):
     """Logits and cached greedy tokens, also of a file from before 2025-04."""
     model = written(name)
-    file, tensors = written_by_us(model, tmp_path), tensors_of(model)
+    file, tensors = written_by_us(model, tmp_path), gguf_cases.tensors_of(model)
     assert set(file.tensors) == set(tensors)
     for one, array in tensors.items():
         np.testing.assert_array_equal(file.read(one), array, err_msg=one)
-    architecture, described = architecture_of(model.config), metadata_of(model.config)
-    found = {f"{architecture}.expert_weights_norm": False} | file.metadata  # which the converter leaves out
+    described, prefix = metadata_of(model.config), f"{gguf_cases.architecture_of(model.config)}."
+    found = {key.removeprefix(prefix): value for key, value in file.metadata.items()}
+    found |= {"expert_weights_norm": found.get("expert_weights_norm", False)}  # which the converter leaves out
     if not first_of(model.config):
-        described.pop(f"{architecture}.feed_forward_length")
+        described.pop("feed_forward_length")
     assert {key: found.get(key) for key in described} == described
     exact = {one for one, info in file.tensors.items() if info.type == "F32"}
     assert all(one in exact for one in tensors if "norm" in one or "probs" in one or "gate_inp" in one)

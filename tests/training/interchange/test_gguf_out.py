@@ -302,45 +302,17 @@ EXPERTS = {
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 5},
 }
-ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "gpt_oss": "gpt-oss"}
-ARCHITECTURES |= {"minimax_m2": "minimax-m2", "qwen2_moe": "qwen2moe", "glm4_moe": "glm4moe"}
-ARCHITECTURES |= {"ernie4_5_moe": "ernie4_5-moe"}
-
-
-def as_llama_cpp_has(name, model):
-    """A tensor of an expert model by its name in llama.cpp, from the tensors that transformers computes with."""
-    tensors = {n.removeprefix("model."): t.float().numpy() for n, t in model.state_dict().items()}
-    l, _, part = name.removeprefix("blk.").partition(".")
-    W, module, fused = tensors, f"layers.{l}.mlp.", model.config.model_type == "gpt_oss"
-    kind, _, field = part.rpartition(".")
-    if kind == "ffn_gate_inp":
-        return W[f"{module}{'router' if fused else 'gate'}.{field}"]
-    if kind == "attn_sinks":
-        return W[f"layers.{l}.self_attn.sinks"]
-    name = "down_proj" if "down" in kind else "gate_up_proj"
-    array = W[f"{module}experts.{name}{'_bias' if field == 'bias' else ''}"]
-    if fused:
-        array = array if field == "bias" else array.swapaxes(1, 2)
-        return array if "down" in kind else array[:, int("up" in kind) :: 2]
-    d = array.shape[1] // 2
-    return array if "down" in kind else array[:, d:] if "up" in kind else array[:, :d]
 
 
 @pytest.mark.parametrize("kind", EXPERTS)
 def test_experts_open_again_and_are_together_as_in_llama_cpp(kind, tmp_path):
     config = transformers.AutoConfig.for_model(kind, **{**SIZES, **EXPERTS[kind]}, **EAGER)
     model = cases.randomized(torch, transformers.AutoModelForCausalLM.from_config(config))
-    file = written(model, tmp_path)
-    assert file.metadata["general.architecture"] == ARCHITECTURES[kind]
-    names = gguf_cases.gguf.MODEL_TENSORS[architecture_number(ARCHITECTURES[kind])]
-    known = {gguf_cases.gguf.TENSOR_NAMES[one].replace("{bid}", "1") for one in names}
-    assert {name.rpartition(".")[0] for name in file.tensors if not name.startswith("blk.0")} <= known
+    file, theirs = written(model, tmp_path), gguf_cases.tensors_of(model)
+    assert file.metadata["general.architecture"] == gguf_cases.architecture_of(config)
+    assert file.tensors.keys() - {"output.weight"} <= theirs.keys()
     compared = [name for name in file.tensors if "exps" in name or "gate_inp." in name or "sinks" in name]
     assert len(compared) == (9 if kind == "gpt_oss" else 4) * config.num_hidden_layers
     for name in compared:
-        np.testing.assert_array_equal(file.read(name), as_llama_cpp_has(name, model), err_msg=name)
+        np.testing.assert_array_equal(file.read(name), theirs[name], err_msg=name)
     assert {file.tensors[name].type for name in compared if "gate_inp" in name} == {"F32"}
-
-
-def architecture_number(name):
-    return next(a for a, known in gguf_cases.gguf.MODEL_ARCH_NAMES.items() if known == name)
