@@ -38,10 +38,7 @@ EPSILON = 1e-6
 
 @serializable
 class PatchParams(NamedTuple):
-    """Parameters that embed image patches: a residual block, and positions within the image.
-
-    The block has d_r = n_groups · d_group channels; the γ and β of its norms are stored group by group.
-    """
+    """Parameters that embed image patches: a residual block of n_groups · d_group channels, and positions."""
 
     K_in: Float[Array, "d_r channels k k"]
     b_in: Float[Array, "d_r"]
@@ -73,21 +70,13 @@ class GatoParams(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GatoConfig(DTransformerConfig):
-    """Hyperparameters of Gato.
+    """Hyperparameters of Gato."""
 
-    Attributes:
-        patch: side of a patch, in pixels.
-        channels: channels of an image.
-        d_r: channels of the residual block.
-        n_groups: groups of channels that its norms are taken over.
-        n_places: most rows, and most columns, of patches in an image.
-    """
-
-    patch: Size = 16
-    channels: Size = 1
-    d_r: Size = 96
-    n_groups: Size = 32
-    n_places: Size = 16
+    patch: Size = 16  # side of a patch, in pixels
+    channels: Size = 1  # of an image
+    d_r: Size = 96  # channels of the residual block
+    n_groups: Size = 32  # groups of channels that its norms are taken over
+    n_places: Size = 16  # most rows, and most columns, of patches in an image
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,11 +109,8 @@ def init_gato(
 
 def raster(image: np.ndarray, *, side: int, n_places: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The non-overlapping patches of images [*batch, height, width, channels], left to right and top to bottom, divided
-    by √side as Gato does: [side, side, channels, *batch, n]; and the row and the column of each, [n].
-
-    Raises:
-        ValueError: if patches of this side do not tile the images, or make more than n_places rows or columns, or a
-            pixel is not finite or outside [-1, 1].
+    by √side as Gato does: [side, side, channels, *batch, n]; and the row and the column of each, [n]. Raises
+    ValueError if they do not tile the images, are more than n_places in a row or column, or a pixel is outside [-1, 1].
     """
     *batch, height, width, channels = image.shape
     if side < 1 or height % side or width % side:

@@ -5,13 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import d_hidden_state, d_transformer, unembedding
+from algorithms import d_hidden_state, unembedding
 from tests.cases import later, random_like
 from training.data.gato import Vocabulary
 from training.data.tokenizers import CharacterTokenizer
 from training.evaluation import gato
-from training.generation.gato import of_text
-from training.generation.text import Options, answerer_for
 from training.runs.directory import Run
 from training.tasks import TASKS
 from training.tasks.gato_embedding import GatoConfig, gato_embedding, init_gato
@@ -62,16 +60,6 @@ def test_a_drawing_has_only_shades_and_is_the_likeliest_at_temperature_0():
     assert len(np.unique(sampled)) > 5
 
 
-@pytest.mark.end_to_end
-def test_text_is_continued_by_the_decoder_of_the_text_tokens_alone():
-    decoder = of_text(RUN())
-    x = jnp.asarray([TOKENIZER.bos_token, 3, 5])
-    P, whole = d_transformer(x, decoder.theta), d_transformer(x, PARAMS().transformer)[: TOKENIZER.N_V]
-    np.testing.assert_allclose(P, np.asarray(whole) / np.asarray(whole).sum(axis=0), rtol=2e-5)
-    ((answer,),) = answerer_for(RUN(), Options(tau=0.0, l_gen=6)).answers(["ab"])
-    assert set(answer["text"]) <= set("abcdefghijklmnopqrstuvwxyz")
-
-
 def test_the_loss_is_that_of_the_columns_that_the_mask_names():
     rng, patches = np.random.default_rng(2), VOCABULARY.named(IMAGES[0]).patches
     x = rng.integers(29, 1000, (2, 24)).astype(np.int32)
@@ -85,10 +73,3 @@ def test_the_loss_is_that_of_the_columns_that_the_mask_names():
         nats = -np.log(distributions(x[b], at[b], patches).astype(np.float64)[targets[b], np.arange(24)])
         expected += nats[batch["loss_mask"][b]].sum()
     np.testing.assert_allclose(found, expected, rtol=1e-4)
-
-
-def test_drawings_are_printed_side_by_side():
-    shades = np.zeros((2, 8, 8), int)
-    shades[0, 0, :5], shades[1, 7, 7] = (0, 4, 8, 12, 16), 16
-    lines = gato.printed(shades).splitlines()[1:]
-    assert lines == [" .:*#", *[""] * 6, " " * 17 + "#"]
