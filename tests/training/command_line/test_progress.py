@@ -108,10 +108,6 @@ def test_a_slow_rate_is_not_0(capsys, rate, shown):
     assert capsys.readouterr().err.rstrip().endswith(f", {shown} tokens/s")
 
 
-def test_a_classifier_counts_texts(monkeypatch):
-    assert shown(monkeypatch, 100, "classify").endswith(" 200 texts/s")
-
-
 def test_a_validation_loss_is_said_once_and_data_that_are_read_too_often_are_named(capsys):
     display = Display(settings_for("d", steps=40), quiet=False)
     display.began(FACTS._replace(epochs=1333.0))

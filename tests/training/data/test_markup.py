@@ -13,7 +13,7 @@ from tests.training.data.test_chat import INST, said
 from tests.training.data.test_conversations import tokenizer_of
 from training.data.chat import ChatTemplate, converser, with_markup
 from training.data.conversations import Answers
-from training.data.markup import Markup, marked, unmarked, unused
+from training.data.markup import Markup
 from training.data.records import DataError, Document
 from training.data.tokenizers import LibraryTokenizer, load_tokenizer
 
@@ -137,21 +137,6 @@ def test_names_that_parts_of_the_text_would_join_to():
         message = {"role": "user", "name": name, "content": content}
         assert end not in converser(tokenizer)([message]), (name, content)
         assert end in converser(with_markup(tokenizer))([message])
-
-
-def test_marks():
-    assert unused("a\ue000\\ue001") == "\ue002"
-    names = ["<a>", "a>b", "☃"]
-    assert marked("x<a>b☃", names, "_") == "x<_a_>b☃_"
-    assert marked({"role": "<a>", "k": [" <a ", 1, None, ">b"]}, names, "_") == {
-        "role": "<a>",
-        "k": [" <a_ ", 1, None, "_>b"],
-    }
-    assert unmarked("a\ue000b\\uE000c", "\ue000") == ("abc", (1, 2))
-    assert (
-        Markup(tokenizer_of("").inner, ()).encode("<s>", [1])[0]
-        != Markup(tokenizer_of("").inner, ()).encode("<s>", [])[0]
-    )
 
 
 def test_what_cannot_be_told_apart_is_refused():

@@ -56,16 +56,6 @@ def test_parts_give_what_all_rows_give(slot, window):
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("slot", [0, 3, 4, 20, 31])
-def test_a_token_is_stored_in_its_part(slot):
-    rng, rows = np.random.default_rng(3), random_cache()
-    K, V = (jnp.asarray(rng.normal(size=(H_kv, d, B))) for d in (d_attn, d_mid))
-    stored = jax.jit(Slots.stored)(Slots.of(rows.K, rows.V, 4), K, V, jnp.asarray(slot))
-    expected_rows = rows.stored(K, V, jnp.asarray(slot))
-    for found, expected in zip(stored.rows(), (expected_rows.K, expected_rows.V), strict=True):
-        np.testing.assert_array_equal(found, expected)
-
-
 def test_the_step_of_a_loop_copies_no_part():
     """XLA writes a row in place: the compiled loop allocates less than one part besides its arguments."""
     parts = Slots.of(*(jnp.zeros((8, 1024, 32)) for _ in "KV"), 256)

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import PAPER, VASWANI, EDTransformerConfig, bos_token, ed_inference, ed_transformer, eos_token
-from algorithms.alg14_inference import sample
-from algorithms.lines import Attention, Distances, Experts
+from algorithms import PAPER, EDTransformerConfig, bos_token, ed_inference, ed_transformer, eos_token
+from algorithms.lines import Attention, Distances
 from tests.cases import later, random_theta
 from tests.training.generation.test_quantized import unrounded
 from training.generation import Translator, translate
@@ -78,22 +77,6 @@ def test_decoder_layers_take_attentions_in_turn(shared):
         np.testing.assert_allclose(scores[r], log_probability(P, r, x[: n + 1]), atol=1e-10)
 
 
-@pytest.mark.end_to_end
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("variant", [VASWANI, VASWANI.but(mlp=Experts(n=4))])
-def test_a_variant_is_translated_with(variant):
-    config = dataclasses.replace(CONFIG, variant=variant, d_e=12, L_dec=1)
-    theta = random_theta(config)._replace(W_u=None, W_p=None)
-    tokens, lengths, scores = translate(theta, Z, lengths=LENGTHS, config=config, l_max=12, tau=1.0, key=KEY())
-    P = predicted(theta, tokens)
-    keys = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(12)))(KEYS())
-    expected = jax.jit(sample)(jnp.log(jnp.asarray(P)), 1.0, keys)
-    for r in range(3):
-        x = np.asarray(tokens[r, : lengths[r]])
-        np.testing.assert_array_equal(expected[r, : len(x) - 1], x[1:])
-        np.testing.assert_allclose(scores[r], log_probability(P, r, x), rtol=1e-10)
-
-
 @pytest.mark.parametrize("options", [{}, {"tau": 1.0}, {"beam_size": 3}])
 def test_scores_are_the_log_probabilities_of_the_plain_algorithm(options):
     tokens, lengths, scores = run(l_max=11, key=KEY(), **options)
@@ -155,16 +138,11 @@ def test_beam_search_is_its_definition(K, alpha):
     ("options", "error", "message"),
     [
         ({"z": np.zeros((1, L_MAX + 1), int), "lengths": np.array([L_MAX + 1])}, ValueError, "at most l_max = 71"),
-        ({"lengths": np.array([9, 0, 4])}, ValueError, "request 1 is empty"),
         ({"z": Z + 17}, ValueError, "is unknown"),
         ({"l_max": L_MAX + 1}, ValueError, "l_max: expected at least 1 and at most 71, the l_max of the model, got 72"),
-        ({"l_max": 0}, ValueError, "l_max: expected at least 1"),
-        ({"beam_size": 0}, ValueError, "beam_size: expected at least 1"),
         ({"beam_size": 18}, ValueError, "at most 17, the size of the vocabulary, got 18"),
         ({"beam_size": 2.0}, TypeError, "beam_size: expected an integer"),
         ({"length_penalty": -1.0}, ValueError, "length_penalty: expected a finite number >= 0"),
-        ({"length_penalty": np.inf}, ValueError, "length_penalty: expected a finite number >= 0"),
-        ({"tau": -1.0}, ValueError, "tau: expected a temperature >= 0"),
         ({"tau": 1.0}, ValueError, "needs a key"),
         ({"tau": 1.0, "key": KEY, "beam_size": 2}, ValueError, "draws nothing, so tau must be 0"),
         ({"key": 3}, TypeError, "typed key"),
