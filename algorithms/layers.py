@@ -39,6 +39,7 @@ class MixerCaches(NamedTuple):
 
     own: Any = None  # of self-attention and other mixers of the sequence itself
     context: Any = None  # of cross-attention
+    lent: Any = None  # what later layers read of these, within the loop over the layers
 
 
 CacheSelection = Callable[[Mixer, Any], Any]
@@ -81,10 +82,12 @@ class Lines(NamedTuple):
     cache_length: Any = None  # number of tokens of each sequence to cache
     slots: Any = None  # slots of the columns, if the caches have a slot for each token
     store: Callable[..., None] | None = None  # receives the new caches; see `with_caches`
+    inputs: Any = None  # inputs of the layers, `[L, d, *columns]`; set by `with_inputs`
     # of the current layer; set by `each_layer`
     l: Any = 0  # its number
     run: tuple[LayerLines, ...] = ()  # the lines of all layers in its loop
     draws: int = 2  # number of its lines with dropout
+    lent: Any = None  # the keys and values, or caches, that later layers read, by the number of their layer
 
     def embedding(self, x: Tokens | Columns, theta: Any, types: Any = None) -> Float[Array, "d_e *columns"]:
         """``W_e[:, x[t]] + W_p[:, t]`` for every token, by Algorithms 1 and 2; columns stand for ``W_e[:, x[t]]``.
@@ -114,6 +117,16 @@ class Lines(NamedTuple):
         X = self.layer_norm(X, theta.embedding_norm)
         return shard(linear(theta.W_in, X, theta.b_in), "tokens") if line.factored else X
 
+    def with_inputs(self, x: Tokens | Columns, X: Float[Array, "d_e *columns"], theta: Any) -> "Lines":
+        """The same with the inputs of every layer, of tokens x and their embeddings X, if the variant has them."""
+        inputs = getattr(theta, "layer_inputs", None)
+        if inputs is None:
+            return self
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError("x: expected token IDs, of which every layer has embeddings, got columns; give tokens")
+        end: Any = self.variant.layer_end
+        return self._replace(inputs=end.inputs(zero_padding(x, self.length), X, inputs))
+
     def layer_norm(self, X: Float[Array, "d *columns"], norm: Any) -> Float[Array, "d *columns"]:
         """``for t: layer_norm(X[:, t] | γ, β)``, Algorithm 6; X if θ has no norm here."""
         return X if norm is None else shard(self.variant.norm(X, norm), "tokens")
@@ -128,23 +141,27 @@ class Lines(NamedTuple):
         is_own = context is None
         length = self.length if is_own else self.z_length
         mask = mask if length is None else mask & StructuralMask(length=length)
-        caches = self.caches.own if is_own else self.caches.context
+        caches, lends = self.caches.own if is_own else self.caches.context, self.run[0].lends
         X, W = self._normalized(X, W)
         X, Z = shard(X, None), None if is_own else shard(context, None)
 
         def by(line, X, Z, W, caches):
-            metadata = MixerMetadata(self.t, self.table, self.cache_length, self.slots)
-            if self.slots is not None:
-                return line.steps(X, W, caches, metadata, mask, Z)
+            metadata, lent = MixerMetadata(self.t, self.table, self.cache_length, self.slots), None
+            if line.keys_of is not None:
+                lent = self.lent[line.keys_of]
             if caches is not None:
-                return line.step(X, W, caches, metadata, Z)
-            Y, new = line.whole(X, W, mask, metadata, Z)
-            return Y, None if self.select is None else self.select(line, new)
+                given = caches if lent is None else lent
+                steps = self.slots is not None
+                Y, new = line.steps(X, W, given, metadata, mask, Z) if steps else line.step(X, W, given, metadata, Z)
+                return Y, new if lent is None else caches, None if lends is None else new
+            Y, new = line.whole(X, W, mask, metadata._replace(lent=lent), Z)
+            own = None if self.select is None else self.select(line, new if lent is None else None)
+            return Y, own, None if lends is None else (new.K, new.V)
 
         with using(key=self._key(0 if is_own else 1)):
-            Y, caches = self.variant.by_attention(self.l, self.run, by, X, Z, W, caches)
+            Y, caches, lent = self.variant.by_attention(self.l, self.run, by, X, Z, W, caches)
         if self.store is not None:
-            self.store(**{"own" if is_own else "context": caches})
+            self.store(**{"own" if is_own else "context": caches, "lent": lent})
         return self._added(Y)
 
     def mlp(
@@ -197,7 +214,8 @@ class Lines(NamedTuple):
         """
 
         def run(layer):
-            through = self._one_by_one if isinstance(layers, list) else self._in_loops
+            f = self._replace(lent={})
+            through = f._one_by_one if isinstance(layers, list) else f._in_loops
             with through_layers(X) as first:
                 out, caches = through(layer, first, layers, reads)
             if self.store is not None:
@@ -212,20 +230,31 @@ class Lines(NamedTuple):
         draws, order = 3 if hasattr(W, "cross_attention") else 2, run[0].order
         f = self._replace(l=l, draws=draws, run=run, caches=caches, store=found.update)
         layer = body if order in (None, self.order, "no_norm") else in_order(order, body)
-        return layer(X, W, f, *reads), MixerCaches(**found)
+        X = layer(X, W, f, *reads)
+        end = self.variant.layer_end
+        if end is not None:
+            X = end(X, W.end, None if self.inputs is None else self.inputs[l])
+        return X, MixerCaches(**found)
+
+    def _remembered(self, caches, lends):
+        """The caches of a run, without what is remembered for later layers."""
+        if lends is not None:
+            self.lent[lends] = caches.lent
+        return caches._replace(lent=None)
 
     def _one_by_one(self, body, X, layers, reads):
         found = []
         for l, W in enumerate(layers):
             caches = MixerCaches(*(None if of is None else of[l] for of in self.caches))
-            X, new = self._layer(body, X, W, l, (self.variant.lines(l),), caches, reads)
-            found.append(new)
+            line = self.variant.lines(l)
+            X, new = self._layer(body, X, W, l, (line,), caches, reads)
+            found.append(self._remembered(new, line.lends))
         return X, MixerCaches(*map(tuple, zip(*found, strict=True)))
 
     def _in_loops(self, body, X, layers, reads):
         """A loop for each run of layers and, if a cycle of runs is repeated, one around these."""
-        stacks, found, (own, context) = stacks_of(layers), [], self.caches
-        X = match_varying_axes((X, stacks, reads, self.table, dropout_key.get()))[0]
+        stacks, found, (own, context, _) = stacks_of(layers), [], self.caches
+        X = match_varying_axes((X, stacks, reads, self.table, self.inputs, dropout_key.get()))[0]
         nothing = (None,) * len(stacks)
         of_runs = zip(stacks, own or nothing, context or nothing, strict=True)
         for runs in self.variant.parts(count_layers(layers, self.variant)):
@@ -260,7 +289,11 @@ class Lines(NamedTuple):
 
         turn = _recomputed(turn, X, alone=len(run.layers) == 1)
         xs = None if shared > 1 else stack, jnp.arange(len(run.layers)), caches
-        return jax.lax.scan(turn, X, xs, unroll=static.value.unroll)
+        X, new = jax.lax.scan(turn, X, xs, unroll=static.value.unroll)
+        lends = run.layers[0].lends
+        return X, self._remembered(
+            new if lends is None else new._replace(lent=jax.tree.map(lambda a: a[0], new.lent)), lends
+        )
 
 
 def with_caches(lines: Callable[..., Any], f: Lines, *arguments: Any) -> tuple[Any, MixerCaches]:

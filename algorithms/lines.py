@@ -10,6 +10,7 @@ from algorithms.model.embedding import Embedding as Embedding
 from algorithms.model.experts import Experts as Experts
 from algorithms.model.indexer import Indexer as Indexer
 from algorithms.model.latent import Latent as Latent
+from algorithms.model.layer_end import LayerEnd as LayerEnd
 from algorithms.model.line import Line as Line
 from algorithms.model.mamba import Mamba2 as Mamba2
 from algorithms.model.mixer import MixerMetadata as MixerMetadata, Mixer as Mixer

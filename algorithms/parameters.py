@@ -116,16 +116,39 @@ class ExpertsParams(NamedTuple):
 
 
 @serializable
+class LayerInputsParams(NamedTuple):
+    """Embeddings of the tokens for all layers, a layer's rows below those of the layer before; not in the paper.
+
+    W_l projects the embeddings of Algorithm 10, and a norm follows in each layer.
+    """
+
+    W_e: Array
+    W_l: Array
+    norm: LayerNormParams
+
+
+@serializable
+class LayerEndParams(NamedTuple):
+    """What follows the lines of a layer: the gate of its inputs, their projection and its norm, and a scalar."""
+
+    W_gate: Array | None
+    W_o: Array | None
+    norm_out: LayerNormParams | None
+    s: Array
+
+
+@serializable
 class TransformerLayerParams(NamedTuple):
     """One layer of Algorithms 9 and 10 and of the encoder of Algorithm 8: 𝓦_l, γ¹ β¹, the MLP, γ² β².
 
-    The norms, or the MLP and its norm, are None if the variant has none.
+    The norms, or the MLP and its norm, are None if the variant has none; ``end`` is not in the paper.
     """
 
     attention: MHAttentionParams
     norm1: LayerNormParams | None
     mlp: MLPParams | None
     norm2: LayerNormParams | None
+    end: LayerEndParams | None = None
 
 
 @serializable

@@ -133,7 +133,7 @@ DECODERS += ("GPT_NEO", "OPT", "OLMO2", "OLMO3", "OLMO_HYBRID", "GRANITE", "GRAN
 DECODERS += ("NEMOTRON3", "LFM2", "LFM2_MOE", "RECURRENT_GEMMA", "GLM4", "NANOCHAT", "COHERE2", "MINIMAX_M2")
 DECODERS += ("LLAMA4", "MIXTRAL", "QWEN3_MOE", "QWEN3_NEXT", "QWEN3_5", "QWEN3_5_MOE", "OLMOE", "GPT_OSS", "DEEPSEEK")
 DECODERS += ("DEEPSEEK_V32", "GLM5", "GLM4_MOE", "GLM4_MOE_LITE", "QWEN2_MOE", "SEED_OSS", "ARCEE", "APERTUS")
-DECODERS += ("ETTIN", "FALCON_H1")
+DECODERS += ("ETTIN", "FALCON_H1", "GEMMA4", "GEMMA4_E")
 DECODERS += ("ERNIE4_5", "STARCODER2", "KIMI_LINEAR", "HUNYUAN", "MINISTRAL3", "OLMO", "EXAONE4", "ERNIE4_5_MOE")
 NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) for name in DECODERS}
 NAMED["GPT3_SHARED"] = (NAMED["GPT3"][0].but(shared_layers=2), 2, False)
@@ -175,7 +175,7 @@ def config_of(name: str, **changes: Any) -> Any:
     """The configuration of a named variant, or of a row."""
     variant, H_kv, tied = (EVERY | OWN | ENCODERS | ENCODER_DECODERS)[name]
     L = SIZES["L"] if variant.shared_layers == 1 else 2 * variant.shared_layers
-    L = L if variant.is_one_stack else variant.cycle + 1
+    L = L if variant.is_one_stack else variant.cycle + (not variant.lenders)
     sizes = {**SIZES, "L": L, "variant": variant, "H_kv": H_kv, "tied": tied, **changes}
     if name in ENCODER_DECODERS:
         return EDTransformerConfig(L_enc=sizes.pop("L"), L_dec=2, **sizes)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from algorithms.alg03_attention import Steps, mh_attention
 from algorithms.machinery.arrays import indices, scaled
 from algorithms.machinery.contract import array, plain
 from algorithms.machinery.options import outside_trace, shapes_of_leaves
-from algorithms.machinery.record import Positive, Range
+from algorithms.machinery.record import Count, Positive, Range
 from algorithms.masks import BIDIRECTIONAL, Mask, StructuralMask, documents, near, sequence_axes
 from algorithms.model.mixer import Mixer, MixerMetadata, stored
 from algorithms.model.norm import LayerNorm, RMSNorm
@@ -39,13 +40,14 @@ class At(NamedTuple):
     t_z: Any  # those of Z's; None for another sequence
     table: DistanceTable = DistanceTable()
     inputs: Any = None  # what `Attention.inputs` returns
+    lent: Any = None  # keys and values of the layer `Attention.keys_of`
 
 
 class QKV(NamedTuple):
     """Queries, keys and values of every head, as line 4 of Algorithm 4 reads them, and a variant's additions."""
 
     Q: Float[Array, "H d_attn *columns"]
-    K: Float[Array, "H_kv d_attn *columns"] | Any  # None if the cache has them
+    K: Float[Array, "H_kv d_attn *columns"] | Any  # None if the cache, or that of another layer, has them
     V: Float[Array, "H_kv d_mid *columns"] | Any  # without rows: K is V, too, and is cached once
     U: Float[Array, "H d_r *columns"] | Any = None  # of ``scores_by_distance``; None: no scores by distance
     P: Callable[[Any], Float[Array, "H d_r n"]] | Any = None  # its P for n distances
@@ -84,6 +86,11 @@ class Attention(Mixer):
             ``A[t_z, t_x] = exp S[t_z, t_x] / (exp s + Σ_u exp S[u, t_x])``.
         clip: c: queries, keys and values are clipped to [−c, c], between their norm and their positions; None: not.
         gated: whether the output of each head is multiplied by σ(W_g X), entry by entry, as in Qwen3-Next.
+        normalize_values: a norm of values without γ, as in Gemma 4.
+        keys_are_values: whether W_v = W_k and b_v = b_k; values then have no positions, and their own norm.
+        d_head: rows of queries, keys and values; None: those of the model's configuration.
+        n_keys: number of heads of keys and values; None: that of the configuration.
+        keys_of: the number of an earlier layer whose keys and values it reads, as in Gemma 4; None: it has its own.
     """
 
     positions: Positions | None = None
@@ -99,6 +106,11 @@ class Attention(Mixer):
     sinks: bool = False
     clip: Positive | None = None
     gated: bool = False
+    normalize_values: RMSNorm | None = None
+    keys_are_values: bool = False
+    d_head: Count | None = None
+    n_keys: Count | None = None
+    keys_of: Annotated[int | None, Range("the number of a layer", lambda l: l >= 0)] = None
 
     reads_context: ClassVar[bool] = True
     final: ClassVar[tuple[str, ...]] = (
@@ -122,26 +134,48 @@ class Attention(Mixer):
                 self.refuse(name, "False where normalize_heads = None")
         if self.heads_together and self.positions_first:
             self.refuse("positions_first", "False where heads_together = True")
+        if self.normalize_values is not None and self.normalize_values.gamma:
+            self.refuse("normalize_values", "a norm without γ")
+
+    @property
+    def divided(self) -> tuple[str, ...]:
+        """Its custom axes that a mesh divides."""
+        return tuple(axis for axis in map(self._own_axis, ("H_kv", "H*d_mid")) if axis not in ("H_kv", "H*d_mid"))
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Its custom axis of heads."""
+        return self.divided[:1] if self.n_keys else ()
+
+    def _own_axis(self, axis: str) -> str:
+        """The name of an axis with this line's own numbers of rows and of heads."""
+        axis = axis.replace("H_kv", f"H_kv_{self.n_keys}") if self.n_keys else axis
+        return re.sub("d_(attn|mid)", rf"d_\1_{self.d_head}", axis) if self.d_head else axis
 
     def shapes(self) -> Any:
         """The shapes of 𝓦."""
         norm, positions = self.normalize_heads, {} if self.positions is None else self.positions.shapes()
         rows_q, rows_k = ("H*d_attn", "H_kv*d_attn") if self.heads_together else ("d_attn", "d_attn")
-        return MHAttentionParams(
-            heads=head_shapes("H", d_x="d_e", d_z="d_e", biases=self.biases in (True, "qkv")),
+        heads = head_shapes("H", d_x="d_e", d_z="d_e", biases=self.biases in (True, "qkv"))
+        lacks = "W_k b_k W_v b_v" if self.keys_of is not None else "W_v b_v" if self.keys_are_values else ""
+        shapes = MHAttentionParams(
+            heads=heads._replace(**dict.fromkeys(lacks.split())),
             W_o=array("d_e H*d_mid"),
             b_o=array("d_e", self.biases in (True, "out")),
             gamma_q=norm and norm.shapes(rows_q).gamma,
-            gamma_k=norm and norm.shapes(rows_k).gamma,
+            gamma_k=None if self.keys_of is not None else norm and norm.shapes(rows_k).gamma,
             norm_out=self.normalize_output and self.normalize_output.shapes(),
             s=array("H", self.sinks),
             W_g=array("H d_mid d_e", self.gated),
             **positions,
         )
+        return jax.tree.map(lambda s: dataclasses.replace(s, axes=self._own_axis(s.axes)), shapes)
 
     def sizes(self) -> dict[str, int]:
-        """The sizes of the positions."""
-        return {} if self.positions is None else self.positions.sizes()
+        """The sizes of the positions, and its own numbers of rows and of heads."""
+        rows = {self._own_axis(name): self.d_head for name in ("d_attn", "d_mid") if self.d_head}
+        heads = {f"H_kv_{self.n_keys}": self.n_keys} if self.n_keys else {}
+        return {**({} if self.positions is None else self.positions.sizes()), **rows, **heads}
 
     def whole(
         self, X: Float[Array, "d_e *batch l_x"], W: Any, mask: Mask, metadata: MixerMetadata, context: Any = None
@@ -157,7 +191,9 @@ class Attention(Mixer):
         return self._computed(x, W, BIDIRECTIONAL, metadata, context, cache)
 
     def cache_shapes(self, W: Any, d_e: int, dtype: Any, batch: tuple[int, ...], C: int) -> Any:
-        """The shapes of keys and values of C tokens, ``[H_kv, d, *batch, C]``."""
+        """The shapes of keys and values of C tokens, ``[H_kv, d, *batch, C]``; none if another layer has them."""
+        if self.keys_of is not None:
+            return ()
         X, metadata = jax.ShapeDtypeStruct((d_e, 1), dtype), MixerMetadata(np.arange(1))
         K, V = jax.eval_shape(lambda X, W: self.reading(X, W, metadata)[1:3], X, W)
         shapes: Any = (jax.ShapeDtypeStruct((*a.shape[:2], *batch, C), dtype) for a in (K, V))
@@ -188,24 +224,32 @@ class Attention(Mixer):
 
     def _at(self, X: Any, W: Any, metadata: MixerMetadata, context: Any) -> At:
         t_z = metadata.t if context is None else None
-        at = At(X, X if context is None else context, W, metadata.t, t_z, metadata.table)
+        at = At(X, X if context is None else context, W, metadata.t, t_z, metadata.table, lent=metadata.lent)
         return at._replace(inputs=self.inputs(at))
 
     def inputs(self, at: At) -> tuple[Any, Any, MHAttentionParams]:
         """X, Z and 𝓦 of Algorithm 5."""
         W = at.W if isinstance(at.W, MHAttentionParams) else at.W.printed  # laid out for generation
+        if self.keys_of is not None:
+            K, V = map(_Given, at.lent or (None, None))
+            W = W._replace(heads=W.heads._replace(W_k=K, W_v=V))
+        elif self.keys_are_values:
+            W = W._replace(heads=W.heads._replace(W_v=W.heads.W_k, b_v=W.heads.b_k))
         return at.X, at.Z, W
 
     def read(self, Q: Any, K: Any, V: Any, at: At) -> QKV:
         """What line 4 of Algorithm 4 reads, from the results of lines 1 to 3, for every head."""
-        W, t_x, t_z = at.W, at.t_x, at.t_z
+        W, t_x, t_z, lent = at.W, at.t_x, at.t_z, (K, V)
+        K, V = (K, V) if self.keys_of is None else (None, None)
         if not self.positions_first:
             Q, K = self._normalized(Q, K, W)
         if self.clip is not None:
             Q, K, V = (A if A is None else jnp.clip(A, -self.clip, self.clip) for A in (Q, K, V))
+        if self.normalize_values is not None and V is not None:
+            V = self.normalize_values.of_heads(V, None)
         U = P = None
         if self.positions is not None and t_z is not None:
-            Q, K = self.positions.of_queries(Q, t_x), self.positions.rotate(K, t_z)
+            Q, K = self.positions.of_queries(Q, t_x), None if K is None else self.positions.rotate(K, t_z)
         if self.positions_first:
             Q, K = self._normalized(Q, K, W)
         if self.positions is not None:
@@ -214,6 +258,7 @@ class Attention(Mixer):
         if t_z is None:  # another sequence, which is at no distance
             U = P = None
         Q = Q if self.scale is None else scaled(Q, self.scale * Q.shape[1] ** 0.5)
+        K, V = (K, V) if self.keys_of is None else lent
         return QKV(Q, K, V, U, P, W.s if self.sinks else None)
 
     def _normalized(self, Q: Any, K: Any, W: Any) -> Any:
@@ -266,6 +311,16 @@ class Attention(Mixer):
             is_one = isinstance(z, np.ndarray) and np.unique(z).size <= 1
             return mask if is_one else mask & documents(jnp.asarray(z))
         return mask & StructuralMask(documents_z=jnp.asarray(z), documents_x=x)
+
+
+class _Given(NamedTuple):
+    """In place of a matrix: its product with any columns."""
+
+    Y: Any  # None if a cache has it
+
+    def times(self, X: Any, dtype: Any) -> Any:
+        """The product."""
+        return self.Y
 
 
 class _Steps(Steps):
@@ -336,9 +391,10 @@ class KeyValueSlots(NamedTuple):
         Later slots are read as 0. The mask is that of the columns among themselves.
         """
         at, C = metadata.slots, self.K.shape[-1]
-        slots = KeyValueSlots(stored(self.K, read.K, at), stored(self.V, read.V, at))
+        is_own = read.K is not None
+        slots = KeyValueSlots(stored(self.K, read.K, at), stored(self.V, read.V, at)) if is_own else self
         is_known = jnp.arange(C).reshape(*(1,) * (at.ndim - 1), C) <= at[..., -1:]
-        K, V = (jnp.where(is_known[None, None], a, 0).astype(read.K.dtype) for a in slots)
+        K, V = (jnp.where(is_known[None, None], a, 0).astype(read.Q.dtype) for a in slots)
         V = V if V.shape[1] else K
         if isinstance(mask, StructuralMask):  # UNIDIRECTIONAL, and the positions are the slots
             mask = line.windowed(StructuralMask(unidirectional=True, first=at[..., 0]), np.arange(C), at)

@@ -22,6 +22,7 @@ class MixerMetadata(NamedTuple):
     table: DistanceTable = DistanceTable()  # shared by the mixers of all layers
     cache_length: Any = None  # number of tokens of each sequence to cache; None: all
     slots: Any = None  # slots of the columns, if the cache has a slot for each token
+    lent: Any = None  # keys and values of the earlier layer whose own the mixer reads, unless a cache has them
 
     def length_of(self, x: Shaped[Array, "B l"]) -> Integer[Array, "B"]:
         """The number of tokens of each of these sequences to cache."""
@@ -42,6 +43,9 @@ class Mixer(Line, abstract=True):
 
     window: ClassVar[int | None] = None
     """Width of the sliding window, the token itself included; None: all tokens."""
+
+    keys_of: ClassVar[int | None] = None
+    """The number of the layer whose keys and values it reads; None: it has its own."""
 
     reads_context: ClassVar[bool] = False
     """Whether it supports cross-attention, line 16 of Algorithm 8."""

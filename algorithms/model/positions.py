@@ -186,6 +186,7 @@ class Rotary(Positions):
     Attributes:
         base: of the wavelengths.
         share: share of the rows, from the first, that are rotated.
+        of_all: whether pairs and wavelengths are those of all rows, as in Gemma 4; ``share`` is then that of the pairs.
         pairs: which rows form a pair: i and i + d/2 (``"halves"``), 2i and 2i + 1 (``"neighbors"``), or
             i + d/2 and i (``"halves_swapped"``), which turns halves the other way.
         scaling: of the frequencies, for sequences longer than those first trained on.
@@ -196,6 +197,7 @@ class Rotary(Positions):
 
     base: Base = 10_000.0
     share: Annotated[float, Range("a share in (0, 1]", lambda share: 0 < share <= 1)] = 1.0
+    of_all: bool = False
     pairs: Literal["halves", "neighbors", "halves_swapped"] = "halves"
     scaling: Linear | Llama3 | Yarn | None = None
     temperature: Temperature | None = None
@@ -207,7 +209,7 @@ class Rotary(Positions):
 
     def rows(self, d_attn: int) -> int:
         """The number of rows of a query that are rotated. Raises ValueError if it is odd."""
-        d = int(d_attn * self.share)
+        d = d_attn if self.of_all else int(d_attn * self.share)
         if d % 2:
             raise ValueError(f"Rotary: expected an even number of rows to rotate, got {d} of d_attn = {d_attn}")
         return d
@@ -222,6 +224,8 @@ class Rotary(Positions):
         frequencies, factor = self.base ** (-np.arange(0, d, 2, dtype=np.float64) / d), 1.0
         if self.scaling is not None:
             frequencies, factor = self.scaling(frequencies, self.base)
+        if self.of_all:
+            frequencies[int(self.share * d // 2) :] = 0
         dtype = accumulation_dtype(Q.dtype)
         # Known positions are computed here, not in every fusion that rotates; long ones would be large constants.
         of = np if isinstance(t, np.ndarray) and t.size <= 8192 else jnp

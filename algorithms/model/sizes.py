@@ -65,14 +65,22 @@ class TransformerConfig:
         if str(self.variant.embedding.positions).startswith("sinusoidal") and self.d_e % 2:
             self._refuse("d_e", f"expected an even number, a sine and a cosine for each frequency, got {self.d_e}")
         for line in (part for mixer in self.variant.attentions for part, _ in mixer.parts()):
-            if line.positions is not None and getattr(type(line), "read", None) is Attention.read:
-                line.positions.check(self.d_attn)
+            if isinstance(line, Attention):
+                self._check_attention(line)
         clashes = self.variant.sizes.keys() & {field.name for field in dataclasses.fields(self)}
         if clashes:
             name = min(clashes)
             self._refuse(
                 "", f"{name} is a size of the configuration, and of one of the variant's lines, too; rename it"
             )
+
+    def _check_attention(self, line: Attention) -> None:
+        if line.positions is not None and type(line).read is Attention.read:
+            line.positions.check(line.d_head or self.d_attn)
+        if self.H % (line.n_keys or 1):
+            self._refuse("variant", f"expected n_keys that divides H = {self.H}, got {line.n_keys}; change one of them")
+        if line.keys_are_values and not line.d_head and self.d_attn != self.d_mid:
+            self._refuse("d_mid", f"expected d_attn = {self.d_attn}, as keys are values, got {self.d_mid}; give it")
 
     def sizes(self) -> dict[str, int]:
         """The size of each axis of θ, by name; layers that share parameters count once."""

@@ -21,6 +21,7 @@ from algorithms.model.variants import PAPER
 from algorithms.parameters import (
     EDDecoderLayerParams,
     EmbeddingParams,
+    LayerInputsParams,
     LayerNormParams,
     MTPParams,
     TransformerLayerParams,
@@ -181,7 +182,8 @@ class DTransformerParams(NamedTuple):
 
     Not in the paper: ``b_u``, an output bias; ``embedding_norm``, which follows the embeddings; ``distances``, which
     are added to the scores of all layers whose attention has `Distances`, as in T5; W_f, b_f and norm_f, of a
-    variant whose unembedding is projected; and ``mtp``, a head for the token after the next.
+    variant whose unembedding is projected; ``mtp``, a head for the token after the next; and ``layer_inputs``, from
+    which all layers have embeddings of their own.
     """
 
     W_e: Array
@@ -196,6 +198,7 @@ class DTransformerParams(NamedTuple):
     b_f: Array | None = None
     norm_f: LayerNormParams | None = None
     mtp: MTPParams | None = None
+    layer_inputs: LayerInputsParams | None = None
     variant: Variant = PAPER
 
 
@@ -225,6 +228,9 @@ def _check_kind(kind: Any, variant: Variant) -> None:
         raise ValueError("variant.first_norm: expected True in Algorithm 8, whose layers are alike, got False")
     if variant.mtp and kind is not DTransformerParams:
         raise ValueError(f"variant.mtp: expected None in Algorithms 8 and 9, got {variant.mtp!r}")
+    if (variant.layer_end or variant.lenders) and kind is not DTransformerParams:
+        field = "attention.keys_of" if variant.lenders else "layer_end"
+        raise ValueError(f"variant.{field}: expected None in Algorithms 8 and 9, whose layers are independent")
     for line in variant.attentions if kind is EDTransformerParams else ():
         if not line.reads_context:
             raise ValueError(
@@ -298,6 +304,7 @@ def _all_shapes(kind: Any, variant: Variant, *numbers: int | None) -> Any:
         if variant.mtp:
             one, each = _shapes_of_layers(TransformerLayerParams, variant.of_mtp, "L_mtp", 1), variant.norm.shapes()
             head["mtp"] = MTPParams(each, each, array("d_e 2*d_e"), one, norm)
+        head["layer_inputs"] = variant.layer_end and variant.layer_end.of_inputs()
         return DTransformerParams(**shapes, layers=layers, norm=norm, distances=distances, **head, norm_f=norm_f)
     if kind is ETransformerParams:
         return ETransformerParams(
@@ -334,6 +341,7 @@ def _shapes_of_layers(kind: Any, variant: Variant, L: str, n: int | None) -> Lay
     def stack(axis, run):
         *of_attention, mlp, norm_of_mlp = run.layers[0].shapes(norm)
         layer = kind(*of_attention * (len(kind._fields) // 2 - 1), mlp, norm_of_mlp)
+        layer = layer if variant.layer_end is None else layer._replace(end=variant.layer_end.shapes())
         return jax.tree.map(lambda s: dataclasses.replace(s, axes=f"{axis} {s.axes}"), layer)
 
     runs = tuple(itertools.chain(*variant.parts(n)))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from algorithms.machinery.record import Count, Positive, Record, as_arguments, serializable
 from algorithms.model.attention import Attention
 from algorithms.model.embedding import Embedding, Unembedding
+from algorithms.model.layer_end import LayerEnd
 from algorithms.model.mixer import Mixer
 from algorithms.model.mlp import MLP, of_hidden_units
 from algorithms.model.mtp import MTP
@@ -29,6 +30,7 @@ class LayerLines(NamedTuple):
     mlp: MLP | None
     order: Order | None
     first_norm: bool  # whether its attention has a norm, if the order has one
+    lends: int | None  # its number, if later layers read its keys and values
 
     @property
     def of_run(self) -> tuple[Any, ...]:
@@ -89,6 +91,7 @@ class Variant(Record):
         shared_layers: number of consecutive layers that share parameters, in ALBERT all; they are one layer of θ.
         head: whether Algorithm 9 has lines 10 and 11, and the last; a bare encoder has not. ``"unembedding"``: the last
             alone, as in LLaDA.
+        layer_end: a step behind the lines of each layer of Algorithm 10, as in Gemma 4; None: nothing.
         pooler: whether Algorithm 9 has W_pool and b_pool, which BERT's classifiers apply to the first token's encoding.
         mtp: the head of Algorithm 10 for the token after the next, as in DeepSeek-V3; None: there is none.
     """
@@ -109,6 +112,7 @@ class Variant(Record):
     head: bool | Literal["unembedding"] = True
     pooler: bool = False
     mtp: MTP | None = None
+    layer_end: LayerEnd | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,6 +124,10 @@ class Variant(Record):
                 object.__setattr__(self, field, lines[0])
         if self.shared_layers > 1 and not self.is_one_stack:
             self.refuse("shared_layers", "1, since layers that share parameters cannot have different ones")
+        for l, line in enumerate(self.attentions):
+            lenders = [a for i, a in enumerate(self.attentions[:l]) if i == line.keys_of]
+            if line.keys_of is not None and [dataclasses.replace(line, keys_of=None)] != lenders:
+                self.refuse("attention", "layers with keys_of like the earlier layer of that number but for keys_of")
         for field, lines in (("attention", self.attentions), ("mlp", self.mlps)):
             sizes = [(name, size) for line in lines if line for name, size in line.sizes().items()]
             if len(dict(sizes)) < len(set(sizes)):
@@ -161,10 +169,15 @@ class Variant(Record):
     @functools.cached_property
     def sizes(self) -> dict[str, int]:
         """The sizes of the axes that the lines have and configurations do not, by name."""
-        lines = [line for line in (*self.attentions, *self.mlps) if line]
+        lines = [line for line in (*self.attentions, *self.mlps, self.layer_end) if line]
         hidden = {f"d_mlp_{mlp.d_mlp}": mlp.d_mlp for mlp in self.mlps if mlp and mlp.d_mlp}
         of_mtp = {"L_mtp": 1, "2": 2} if self.mtp else {}
         return {name: size for line in lines for name, size in line.sizes().items()} | hidden | of_mtp
+
+    @functools.cached_property
+    def lenders(self) -> frozenset[int]:
+        """The numbers of the layers whose keys and values later ones read."""
+        return frozenset(line.keys_of for line in self.attentions if line.keys_of is not None)
 
     @functools.cached_property
     def orders(self) -> tuple[Order | None, ...]:
@@ -207,12 +220,13 @@ class Variant(Record):
         """The lines of layer l = 0, 1, …."""
         each, mlps, orders = self.attentions, self.mlps_in_turn, self.orders
         mlp = self.first[l] if l < len(self.first) else mlps[l % len(mlps)]
-        return LayerLines(each[l % len(each)], mlp, orders[l % len(orders)], l > 0 or self.first_norm)
+        lends = l if l in self.lenders else None
+        return LayerLines(each[l % len(each)], mlp, orders[l % len(orders)], l > 0 or self.first_norm, lends)
 
     @functools.lru_cache(maxsize=1024)  # noqa: B019 - as below
     def of_layer(self, l: int) -> "Variant":
         """The variant of layer l alone, which reads columns of embeddings."""
-        attention, mlp, order, first_norm = self.lines(l)
+        attention, mlp, order, first_norm, _ = self.lines(l)
         embedding = self.embedding.but(positions=None, normalized=False)
         alone = {"first": (), "first_norm": first_norm, "shared_layers": 1, "mtp": None}
         return self.but(embedding=embedding, attention=attention, mlp=mlp, order=order, **alone)
@@ -227,6 +241,9 @@ class Variant(Record):
         """The runs of L layers, those of a cycle together, in order; with None, the first layers and one cycle."""
         n, cycle = self.n_leading, self.cycle
         L = n + cycle * self.shared_layers if L is None else L
+        if self.lenders and len(self.attentions) < L:
+            n = len(self.attentions)
+            raise ValueError(f"variant.attention: expected one for each of {L} layers, as some have keys_of, got {n}")
         if self.is_one_stack:
             return ((Run(tuple(map(self.lines, range(L))), 0, L, 1),),)
         times, rest = divmod(L - n, cycle)

@@ -10,6 +10,7 @@ from algorithms.model.embedding import Embedding, Unembedding
 from algorithms.model.experts import Experts
 from algorithms.model.indexer import Indexer
 from algorithms.model.latent import Latent
+from algorithms.model.layer_end import LayerEnd
 from algorithms.model.mamba import Mamba2
 from algorithms.model.mlp import MLP, XIELU
 from algorithms.model.norm import LayerNorm, RMSNorm
@@ -261,6 +262,41 @@ _GEMMA3_WINDOW = _GEMMA3_ATTENTION.but(positions=Rotary(base=10_000.0), window=1
 
 GEMMA3 = GEMMA2.but(attention=(*[_GEMMA3_WINDOW] * 5, _GEMMA3_ATTENTION), unembedding=Unembedding(tied=True))
 """Gemma Team 2025: GEMMA2 without caps, with normalized heads; five of six layers have windows, and another base."""
+
+_GEMMA4_NORM = RMSNorm(epsilon=1e-6)
+_GEMMA4_GLOBAL = Attention(
+    positions=Rotary(base=1_000_000.0, share=0.25, of_all=True),
+    biases=False,
+    scale=1.0,
+    normalize_heads=_GEMMA4_NORM,
+    normalize_values=_GEMMA4_NORM.but(gamma=False),
+    normalize_output=_GEMMA4_NORM,
+    d_head=512,
+)
+_GEMMA4_WINDOW = _GEMMA4_GLOBAL.but(positions=Rotary(base=10_000.0), window=1024, d_head=None)
+_GEMMA4_MLP = MLP(activation="gelu_tanh", gated=True, biases=False, normalize_output=_GEMMA4_NORM)
+
+GEMMA4 = GEMMA.but(
+    norm=_GEMMA4_NORM,
+    attention=(*[_GEMMA4_WINDOW] * 5, _GEMMA4_GLOBAL.but(keys_are_values=True, n_keys=4)),
+    mlp=_GEMMA4_MLP,
+    unembedding=Unembedding(tied=True, cap=30.0),
+    layer_end=LayerEnd(),
+)
+"""Gemma Team 2026 (31B): GEMMA3 with normalized values, a scalar a layer, and wide global heads of keys as values."""
+
+_GEMMA4_FIRST = (*[_GEMMA4_WINDOW.but(window=512)] * 4, _GEMMA4_GLOBAL)
+
+GEMMA4_E = GEMMA4.but(
+    attention=(
+        *_GEMMA4_FIRST * 3,
+        *(*[_GEMMA4_FIRST[0].but(keys_of=13)] * 4, _GEMMA4_GLOBAL.but(keys_of=14)) * 4,
+    ),
+    mlp=(*[_GEMMA4_MLP] * 15, *[_GEMMA4_MLP.but(d_mlp=12_288)] * 20),
+    layer_end=LayerEnd(d=256),
+)
+"""Gemma Team 2026 (Gemma 4, E2B): GEMMA4 with embeddings of every layer; the last 20 of 35 layers read the keys and
+values of two earlier ones, and have wider MLPs."""
 
 _RG_LRU = RGLRU(n=10, d=256)
 

@@ -37,7 +37,7 @@ def drawn(name):
     sizes = {"N_V": 2 * int(rng.integers(6, 12)) + 1, "l_max": 23, "d_e": d_e, "d_mlp": 2 * int(rng.integers(3, 9)) + 1}
     sizes |= {"H": H, "H_kv": H // int(rng.choice(groups)), "d_attn": d_attn * (1 + is_part), "d_mid": d_mid}
     L = 2 * int(rng.integers(0, 3)) + max(variant.cycle, variant.shared_layers) // 2 * 2 + 1
-    L = variant.shared_layers if variant.shared_layers > 1 else L
+    L = variant.shared_layers if variant.shared_layers > 1 else 3 if variant.lenders else L
     kind = {8: EDTransformerConfig, 9: ETransformerConfig, 10: DTransformerConfig}[ARCHITECTURES.get(name, 10)]
     config = kind(**sizes, variant=variant, **({"L_enc": L, "L_dec": L} if kind is EDTransformerConfig else {"L": L}))
 

@@ -16,7 +16,8 @@ from training.foreign.making import make_case
 
 QUICK, THOROUGH = ("LLAMA",), ("ALBERT", "T5", "GPT2", "OPT", "BART", "GEMMA2", "NEOX")
 NOT_LINES = {"pooler": "is read by no line"}
-NOT_LINES |= {"mlp.d_mlp": "is a size", "mtp": "is behind the last line"}
+NOT_LINES |= dict.fromkeys(("mlp.d_mlp", "attention.d_head", "attention.n_keys"), "is a size")
+NOT_LINES["mtp"] = "is behind the last line"
 
 
 @functools.cache

@@ -98,7 +98,7 @@ class _Formulas:
     def of_head(self, line: Line) -> str:
         """A line of Algorithm 4."""
         if line.number in "123":
-            return self.biased(line, "out")
+            return self.lent(line, self.biased(line, "out"))
         if line.number == "4":
             return self.scores()
         if line.number == "5":
@@ -107,7 +107,21 @@ class _Formulas:
         if sinks:
             text = text.replace("softmax", "softmax_s")
             self.notes.append("softmax_s: with exp s of this head's sink in the denominator, too")
+        if any(a.normalize_values for a in self.attentions):
+            text = text.replace("V ·", "rms_norm(V) ·")
+            self.notes.append("rms_norm: of each column, without γ")
         return text.replace("V ·", "clip(V) ·") if self.held("attention.clip") else text
+
+    def lent(self, line: Line, text: str) -> str:
+        """A line of keys or values, which some layers do not compute."""
+        if line.number == "3" and any(a.keys_are_values for a in self.attentions):
+            layers = _in_turn([a.keys_are_values for a in self.attentions])
+            text = f"{text}; V ← K where l = {layers}" if layers else "V ← K"
+        if line.number != "1" and any(a.keys_of is not None for a in self.attentions):
+            of = {str(a.keys_of + 1): 0 for a in self.attentions if a.keys_of is not None}
+            first = next(l for l, a in enumerate(self.attentions) if a.keys_of is not None)
+            text += f"; those of layer {' or '.join(of)} where l > {first}"
+        return text
 
     def biased(self, line: Line, without: str) -> str:
         """A line that ends with a bias, if there is one."""
@@ -163,6 +177,8 @@ class _Formulas:
         share = "d_attn" if r.share == 1 else f"{r.share:g} d_attn"
         scaled = "" if r.scaling is None else f", scaled by {type(r.scaling).__name__}"
         base = f"{', '.join(bases)}{' in turn' if len(bases) > 1 else ''}"
+        if of_all := next((r for r in rotary if r.of_all), None):
+            base += f"; with the last, d = d_attn, and only the first {of_all.share:g} of the pairs turn"
         return f"rows {rows} of the first d = {share} by t · base^(−2i/d){scaled}, base = {base}"
 
     def temperature(self) -> str:
@@ -203,6 +219,8 @@ class _Formulas:
         if line.label and shared > 1:
             self.notes.append(f"g: {shared} layers in a row have the same parameters, those of g where the lines say l")
             return text.replace(" do", f", g = ⌈l/{shared}⌉ do")
+        if line.kind == "end" and self.n == 10 and self.v.layer_end is not None:
+            return self.end_of_layer(self.v.layer_end)
         if line.kind == "end" and self.n != 10 and self.v.final_norm:
             of = "encoder" if X == "Z" else "decoder"
             self.notes.append("norm: with a γ of its own" if self.n == 9 else f"norm: with γ and β of the {of}'s own")
@@ -211,6 +229,13 @@ class _Formulas:
             text = text if not self.mlp or self.mlp.biases else text.replace(" + b_f 1ᵀ", "")
             return text.replace("GELU", self.activation("GELU"))
         return text
+
+    def end_of_layer(self, end: Any) -> str:
+        """What follows the lines of a layer."""
+        if end.d is None:
+            return "X ← s_l X; end"
+        self.notes.append("P_l[:,t]: (norm(W_l X_0[:,t]/√d_e) + √d W_e^l[:, x[t]])/√2, of the X_0 that line 3 gives")
+        return f"X ← s_l (X + {_name(end.norm)}(W_o^l ({ACTIVATIONS[end.activation]}(W_gate^l X) ⊙ P_l))); end"
 
     def unembedded(self, line: Line) -> str:
         u, is_model = self.v.unembedding, line.variable == "P"

@@ -52,6 +52,7 @@ def few(variant: Variant) -> Variant:
         if getattr(positions, "temperature", None) is not None:
             scaling = positions.scaling and positions.scaling.but(l_original=3)  # one number in Ministral 3's files
             positions = positions.but(temperature=positions.temperature.but(n=3), scaling=scaling)
+        rows |= {"d_head": a.d_head and 8, "n_keys": a.n_keys and 1}
         return dataclasses.replace(a, **rows, window=None if a.window is None else 5, positions=positions)
 
     def mlp(m: Any) -> Any:
@@ -60,10 +61,16 @@ def few(variant: Variant) -> Variant:
             return dataclasses.replace(m, n=6, k=min(m.k, 3), **groups)
         return m if m is None or m.d_mlp is None else m.but(d_mlp=9)
 
-    shared_layers = 1 if variant.shared_layers == 1 else LAYERS
+    shared_layers, end = 1 if variant.shared_layers == 1 else LAYERS, variant.layer_end
+    attentions, mlps = variant.attentions, variant.mlps_in_turn
+    if variant.lenders:  # a layer of each kind, twice
+        lenders = [attentions[l] for l in sorted(variant.lenders)]
+        attentions = (*lenders, *(dataclasses.replace(a, keys_of=l) for l, a in enumerate(lenders)))
+        mlps = (*mlps[:1] * 2, *mlps[-1:] * 2)
     return variant.but(
-        attention=tuple(map(line, variant.attentions)),
-        mlp=tuple(map(mlp, variant.mlps_in_turn)),
+        attention=tuple(map(line, attentions)),
+        mlp=tuple(map(mlp, mlps)),
+        layer_end=end and end.but(d=end.d and 3),
         first=tuple(map(mlp, variant.first[:1])),
         shared_layers=shared_layers,
     )

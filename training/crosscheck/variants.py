@@ -78,7 +78,7 @@ class VariantScenarios(Scenarios):
         self.name, self.algorithm = name, algorithm or ARCHITECTURES.get(name, 10)
         self.sharing = 2 if name in SHARING else 1
         self.record = self._record(package)
-        L = max(3, len(self.record.attentions))
+        L = max(3, len(small(self.record).attentions))
         super().__init__(
             package,
             seed=seed,
@@ -91,6 +91,7 @@ class VariantScenarios(Scenarios):
             for line in self.variant.attentions
             if hasattr(line, "d_q") or not hasattr(line, "normalize_heads")
         }
+        self.hidden |= {type(self.variant.layer_end)} - {type(None)}
         if self.hidden == set(map(type, self.variant.attentions)):  # none calls Algorithm 5
             self.called = WITHOUT_ATTENTION
         self.model = self._model()

@@ -100,7 +100,7 @@ class CachedAttention(NamedTuple):
 
     def extended(self, read: QKV, line: Attention, *_: Any) -> tuple[Memory, "CachedAttention"]:
         """The rows of the cache, with the tokens' own keys and values written into it."""
-        cache = self.cache.stored(read.K, read.V, self.slot)
+        cache = self.cache if read.K is None else self.cache.stored(read.K, read.V, self.slot)
         distances = held(self.slot + 1, rows_of(self.cache)) - self.slot
         permitted = self.t[:, None] + distances[None] >= 0
         if line.window is not None:

@@ -103,7 +103,11 @@ class KeyValues:
 class RecurrentState(NamedTuple):
     """The state of a mixer other than attention: arrays whose last axis has the sequences."""
 
-    state: Any
+    state: Any  # () of an attention that reads another layer's keys and values
+
+    def resized(self, R: int) -> "RecurrentState":
+        """Return the same, since it has no rows."""
+        return self
 
 
 Rows = KeyValues | Slots

@@ -15,7 +15,7 @@ from algorithms.lines import Attention
 from algorithms.machinery.options import shapes_of_leaves
 from algorithms.model.columnwise import check_columns
 from algorithms.model.theta import count_layers, of_each_layer, places, stacks_of
-from training.generation.projections import Projections, sizes_of_heads
+from training.generation.projections import Projections, has_cache, sizes_of_heads
 from training.generation.quantized import QuantizedMatrix
 
 Weights = DTransformerParams | EDTransformerParams  # as `unstacked` lays them out
@@ -110,7 +110,7 @@ def sizes_of_each_layer(theta: Weights) -> list[Sizes | None]:
     of = [(line, *shapes_of_leaves(W), W) for line, W in of]
     found: dict[Any, Any] = {}
     for line, *shapes, W in of:
-        if isinstance(line, Attention) and (line, *shapes) not in found:
+        if has_cache(line) and (line, *shapes) not in found:
             found[line, *shapes] = sizes_of_heads(line, W, len(theta.W_e), theta.W_e.dtype)
     if variant.is_one_stack and len(sizes := {size: type(key[0]).__name__ for key, size in found.items()}) > 1:
         raise ValueError(

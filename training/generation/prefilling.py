@@ -14,11 +14,11 @@ from jaxtyping import Float, Int
 from algorithms import UNIDIRECTIONAL, DTransformerParams, EDTransformerParams, ed_encoding
 from algorithms.alg10_d_transformer import d_lines
 from algorithms.layers import CacheSelection, lines_of, with_caches, zero_padding
-from algorithms.lines import Attention
 from algorithms.machinery.options import using
 from algorithms.model.parallel import Both
 from algorithms.model.theta import count_layers, places, stacks_of
 from training.generation.cache import Cache, KeyValues, RecurrentState, held, rows_of_parts
+from training.generation.projections import has_cache
 from training.generation.states import Context, Limits, State, begun, prompt_tokens
 
 
@@ -32,14 +32,15 @@ def prefill(
 ) -> State:
     """Read prompts, padded on the right, with Algorithm 10, all columns at once, into caches of C > P slots, those of
     layers with `limits` for their last tokens. Layers in a tuple, as `apart` returns them, run as separate programs
-    that read their parameters in place; a loop over stacked ones would copy them. The last layer only computes what is
-    kept.
+    that read their parameters in place, where no layer reads what another computes; a loop over stacked ones would copy
+    them. The last layer only computes what is kept.
     """
     rooms = {"C": C, "n": rows_of_parts(theta, len(x))}
     limits = limits or (None,) * count_layers(theta.layers, theta.variant)
-    if not isinstance(theta.layers, list):
+    variant = theta.variant
+    if not isinstance(theta.layers, list) or variant.lenders or variant.layer_end:
         return begun(x, lengths, _of_every_layer(theta, x, lengths, limits=limits), **rooms)
-    caches, X, variant = [], _embedded(theta._replace(layers=[]), x, lengths), theta.variant
+    caches, X = [], _embedded(theta._replace(layers=[]), x, lengths)
     for l, layer in enumerate(theta.layers):
         of_one = dict.fromkeys(("norm", "embedding_norm", "W_f", "norm_f", "mtp")) | {"variant": variant.of_layer(l)}
         of_layer = theta._replace(layers=[layer], **of_one)
@@ -55,8 +56,9 @@ def _selection(lengths: Int[Array, "B"], P: int, limit: int | None) -> CacheSele
     def select(line, cached):
         if isinstance(cached, Both):
             return Both(*(select(part, of_part) for (part, _), of_part in zip(line.parts(), cached, strict=True)))
-        is_attention = isinstance(line, Attention)
-        return KeyValues.of(cached.K, cached.V, limit).arranged(rows) if is_attention else RecurrentState(cached)
+        if not has_cache(line):
+            return RecurrentState(() if cached is None else cached)
+        return KeyValues.of(cached.K, cached.V, limit).arranged(rows)
 
     return select
 
@@ -66,14 +68,14 @@ def _of_every_layer(
     theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"], *, limits: Limits
 ) -> tuple[Cache, ...]:
     """Return each layer's cache of the prompts without their last tokens, from stacked parameters."""
-    P, L = x.shape[1], count_layers(theta.layers, theta.variant)
+    P, L, apart = x.shape[1], count_layers(theta.layers, theta.variant), isinstance(theta.layers, list)
     x, widest = zero_padding(x, lengths), None if None in limits else max(filter(None, limits), default=None)
     with using(implementation="auto"):
         f = lines_of("Algorithm 10", x, theta, select=_selection(lengths, P, widest), cache_length=lengths - 1)
         stacks = with_caches(d_lines, f, x, theta, UNIDIRECTIONAL)[1].own
 
     def of_layer(l, stack, row):
-        cache: Any = jax.tree.map(lambda a: a[row], stacks[stack])
+        cache: Any = stacks[l] if apart else jax.tree.map(lambda a: a[row], stacks[stack])
         if isinstance(cache, RecurrentState) or limits[l] == widest:
             return cache
         held_now, needed = (held(P, min(P, limit or P)) for limit in (widest, limits[l]))

@@ -23,7 +23,7 @@ from algorithms.model.attention import KeyValueSlots
 from algorithms.model.theta import places
 from training.generation import states
 from training.generation.buckets import capacity
-from training.generation.cache import KeyValues, rows_of
+from training.generation.cache import KeyValues, RecurrentState, rows_of
 from training.generation.layout import bytes_of_token, sizes_of_each_layer
 from training.generation.states import State
 
@@ -31,7 +31,7 @@ LEAST = 16  # tokens of the shortest prefix that is kept or reused
 FEW, MANY = 64, 256  # columns read at once: only two numbers, so that few programs are compiled
 SMALLEST = 256  # slots of a text that was read in parts
 
-Caches = tuple[KeyValues, ...]
+Caches = tuple[KeyValues | RecurrentState, ...]
 """The keys and values of one text, of every layer, with that of token t in row t."""
 
 
@@ -129,7 +129,7 @@ def _empty(theta: DTransformerParams, C: int) -> Caches:
         return KeyValues(K, V)
 
     sizes: Any = sizes_of_each_layer(theta)
-    return tuple(of_layer(*of_one) for of_one in sizes)
+    return tuple(of_layer(*of_one) if of_one else RecurrentState(()) for of_one in sizes)
 
 
 @functools.partial(jax.jit, static_argnames=("C",))
@@ -140,11 +140,14 @@ def read_more(theta: DTransformerParams, caches: Caches, x: Int[Array, "M"], n: 
 
     def stacked(stack):
         of_stack = [cache for cache, (i, _) in zip(caches, at, strict=True) if i == stack]
+        if isinstance(of_stack[0], RecurrentState):
+            return ()
         return KeyValueSlots(*(jnp.stack(a).swapaxes(2, 3) for a in ([c.K for c in of_stack], [c.V for c in of_stack])))
 
     cache = algorithms_cache.Cache(tuple(map(stacked, range(max(at)[0] + 1))))
     found = read_tokens(theta, cache, x, n)[1].stacks
-    return tuple(KeyValues(*(a[row].swapaxes(1, 2) for a in found[stack])) for stack, row in at)
+    each = [[a[row].swapaxes(1, 2) for a in found[stack]] for stack, row in at]
+    return tuple(KeyValues(*arrays) if arrays else RecurrentState(()) for arrays in each)
 
 
 def read_in_parts(model: Any, prompt: np.ndarray) -> Iterator[State | None]:

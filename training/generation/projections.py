@@ -26,7 +26,7 @@ from training.generation.quantized import QuantizedMatrix
 class Projections:
     """The weights of one attention, laid out so that one product projects a column for all heads."""
 
-    W: Any  # [rows, d_e]: W_q of all heads, and for self-attention W_k and W_v below it
+    W: Any  # [rows, d_e]: W_q of all heads, and for self-attention those of W_k and W_v that there are below it
     b: tuple[Any, ...]  # the biases of each of these, or None
     W_o: Any  # [d_out, H*d_mid], the output projection
     b_o: Any  # its bias, or None
@@ -45,7 +45,8 @@ class Projections:
     def of(params: MHAttentionParams, *, context: bool) -> "Projections":
         """Lay out weights for self-attention or, if ``context``, for a context whose keys and values are known."""
         h = params.heads
-        W, b = ((h.W_q,), (h.b_q,)) if context else ((h.W_q, h.W_k, h.W_v), (h.b_q, h.b_k, h.b_v))
+        own = ((h.W_q, h.b_q), (h.W_k, h.b_k), (h.W_v, h.b_v))
+        W, b = zip(*(pair for pair in own[: 1 if context else 3] if pair[0] is not None), strict=True)
         of_all = QuantizedMatrix.stacked(W) if isinstance(W[0], QuantizedMatrix) else _stacked(*W)
         return Projections(of_all, b, *params[1:], rows=tuple((a.shape[0], a.shape[1]) for a in W))
 
@@ -80,6 +81,11 @@ def read_of_a_column(line: Attention, W: Any, d_e: int, dtype: Any, table: Any =
     X, t = jnp.zeros((d_e, 1), dtype), jnp.zeros(1, jnp.int32)
     with using(implementation="paper"):
         return line.reading(X, W, MixerMetadata(t, DistanceTable(table)))
+
+
+def has_cache(line: Any) -> bool:
+    """Return whether a mixer is an attention with keys and values of its own."""
+    return isinstance(line, Attention) and line.keys_of is None
 
 
 def sizes_of_heads(line: Attention, W: Any, d_e: int, dtype: Any) -> tuple[int, int, int, int]:

@@ -41,7 +41,7 @@ from training.generation.cache import (
     with_room,
 )
 from training.generation.layout import Weights
-from training.generation.projections import sizes_of_heads
+from training.generation.projections import has_cache, sizes_of_heads
 from training.generation.sampling import History
 
 
@@ -120,8 +120,8 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
     layers = weights.layers if isinstance(weights, DTransformerParams) else weights.decoder
 
     def of_mixer(line, W) -> Cache:
-        if not isinstance(line, Attention):
-            return RecurrentState(line.begin(W, B))
+        if not has_cache(line):
+            return RecurrentState(() if isinstance(line, Attention) else line.begin(W, B))
         _, H_kv, *sizes = sizes_of_heads(line, W, len(weights.W_e), weights.W_e.dtype)
         K, V = (jnp.zeros((H_kv * B, C, d), weights.W_e.dtype) for d in sizes)
         return with_room(KeyValues(K, V), C, rows_of_parts(weights, B))

@@ -38,6 +38,7 @@ from .lines import (
     mh_attention,
     normalize,
     part,
+    rms_columns,
     where_tokens_are,
 )
 from .positions import Positions, sinusoid
@@ -94,6 +95,7 @@ def through_layers(
     length: int | None,
     documents: Sequence[int] | None,
     distances: Array | None,
+    inputs: list[Array] | None = None,
 ) -> Array:
     """Return the loop over layers of Algorithms 9 and 10 and of the encoder of 8, [d_e, l].
 
@@ -102,10 +104,11 @@ def through_layers(
 
     `own`: parameters of the layers that have some of their own; `base`: the mask, before windows, padding and documents;
     `order`, `f`: the algorithm's own, where the variant has none; `bidirectional`: which of T5's buckets apply;
-    `distances`: T5's tables [H, num_buckets].
+    `distances`: T5's tables [H, num_buckets]; `inputs`: of every layer, see `layer_inputs`.
     """
     own_order, s, norm = order, variant.residual_factor, variant.norm
     where = {"x_positions": positions, "z_positions": positions, "bidirectional": bidirectional, "distances": distances}
+    kept: list[Any] = []
     for l in range(variant.shared_layers * len(own)):  # line 4
         W, line, order = own[l // variant.shared_layers], in_turn(variant.attention, l), in_turn(variant.order, l)
         m = variant.first[l] if l < len(variant.first) else in_turn(variant.mlp, l)
@@ -113,8 +116,10 @@ def through_layers(
         chunks = positions if part(line, "chunked") else None
         mask = join_masks(base, part(line, "window"), length, documents, documents, chunks)
 
-        def attention(X: Array, W: Any = W.attention, mask: Array = mask, line: Any = line) -> Array:
-            Y = mh_attention(X, X, W, mask, line, **where)
+        def attention(X: Array, W: Any = W.attention, mask: Array = mask, line: Any = line, l: int = l) -> Array:
+            kept.append({})
+            keys = kept[l if part(line, "keys_of") is None else line.keys_of]
+            Y = mh_attention(X, X, W, mask, line, **where, keys=keys)
             return s * normalize(Y, part(W, "norm_out"), part(line, "normalize_output"))
 
         def mlp(X: Array, W: Any = W_mlp, m: Any = m) -> Array:
@@ -135,7 +140,35 @@ def through_layers(
             X_tilde = before(X, norm2, order, norm)  # line 7 of Algorithm 10
             X = X + mlp(X_tilde)  # line 7; line 8 of Algorithm 10
             X = after(X, norm2, order, norm)  # line 8 of Algorithm 8; line 8 of Algorithm 9
+        X = end_of_layer(X, part(W, "end"), part(variant, "layer_end"), None if inputs is None else inputs[l])
     return X
+
+
+def layer_inputs(x: Tokens, X: Array, W: Any, line: Any) -> list[Array] | None:
+    """Return the input of every layer [d, l], of tokens x and their embeddings X; None where theta has no parameters.
+
+    (norm(W_l X / sqrt(d_e)) + sqrt(d) W_e[:, x]) / sqrt(2), with the layer's d rows of W_l and W_e (Gemma 3n and 4).
+    """
+    if W is None:
+        return None
+    found = []
+    for first in range(0, len(W.W_l), line.d):
+        rows = slice(first, first + line.d)
+        E = math.sqrt(line.d) * W.W_e[rows][:, list(x)]
+        found.append(
+            (rms_columns(W.W_l[rows] @ X / math.sqrt(len(X)), W.norm.gamma, line.norm.epsilon) + E) / math.sqrt(2)
+        )
+    return found
+
+
+def end_of_layer(X: Array, W: Any, line: Any, P: Array | None) -> Array:
+    """Return s (X + norm(W_o (f(W_gate X) * P))), or s X without an input P (Gemma 4); X where there is no W."""
+    if W is None:
+        return X
+    if P is not None:
+        Y = W.W_o @ (ACTIVATIONS[line.activation](W.W_gate @ X) * P)
+        X = X + rms_columns(Y, W.norm_out.gamma, line.norm.epsilon)
+    return W.s * X
 
 
 def project(X: Array, theta: Any, f: Any) -> Array:
@@ -173,7 +206,8 @@ def d_hidden_state(
     e = embed(x, theta, variant, positions, None)  # line 2
     X = np.stack(e, axis=1)  # line 3
     base = causal_mask(l) if mask is None else mask
-    where = {"positions": positions, "length": length, "documents": documents}
+    where: dict[str, Any] = {"positions": positions, "length": length, "documents": documents}
+    where["inputs"] = layer_inputs(x, X, part(theta, "layer_inputs"), part(variant, "layer_end"))
     return decoded(X, theta, variant, base, **where)  # line 10
 
 

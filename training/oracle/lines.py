@@ -96,6 +96,11 @@ def rms_norm(e: Array, gamma: Array, epsilon: float = 0.0, offset: float = 0.0) 
     return e_hat
 
 
+def rms_columns(X: Array, gamma: Array, epsilon: float) -> Array:
+    """Return X with every column RMS-normalized, which is no call of Algorithm 6."""
+    return np.stack([e / np.sqrt((e * e).sum() / len(e) + epsilon) * gamma for e in X.T], axis=1)
+
+
 def normalize(X: Array, norm: Any, line: Any) -> Array:
     """Return X with every column normalized by the line, an RMS norm or a layer norm, or X where this norm is not there.
 
@@ -247,6 +252,7 @@ def attention(
     z_positions: Positions,
     bidirectional: bool,
     distances: Array | None = None,
+    keys: dict[int, tuple[Array, Array]] | None = None,
 ) -> Array:
     """Return Algorithm 4 with its changed lines, of head h, [d_mid, l_x]; the rest is as in `mh_attention`.
 
@@ -256,29 +262,39 @@ def attention(
     (Nakanishi 2025, "Scalable-Softmax"; Llama 4, Meta 2025), and Transformer-XL's u; in line 4, S = K^T Q is multiplied
     by sqrt(d_attn) times the scale, for the last line divides by the former; before line 5 come what distance adds
     (Transformer-XL, T5, ALiBi) and the cap. No published model has both a cap and added distances, so this order of the two is a choice.
-    Where W has sinks s [H], the softmax has one score more, s[h], whose weight no value takes (gpt-oss, Agarwal et al.
-    2025).
+    Values have a norm without gamma where the line says so, and where a group has no W_v, they are its keys before norm
+    and rotation. `keys` gets the keys and values of group g that the scores read; for a line with keys_of it has those of
+    an earlier layer, which the scores read (Gemma 4, Gemma team 2026). Where W has sinks s [H], the softmax has one score
+    more, s[h], whose weight no value takes (gpt-oss, Agarwal et al. 2025).
     """
-    H = len(W.heads)
+    H, given = len(W.heads), keys if line.keys_of is not None else None
     groups = W.heads if part(W, "groups") is None else W.groups
-    g = h // (H // len(groups))
+    n = len(groups) if given is None else len(given)
+    g = h // (H // n)
     positions, kind = line.positions, kind_of(line.positions)
     Qs = [linear(W_h.W_q, part(W_h, "b_q"), X) for W_h in W.heads]
-    Ks = [linear(W_g.W_k, part(W_g, "b_k"), Z) for W_g in groups]
+    if given is None:
+        Ks = [linear(W_g.W_k, part(W_g, "b_k"), Z) for W_g in groups]
+        V_own = Ks[g] if part(groups[g], "W_v") is None else linear(groups[g].W_v, part(groups[g], "b_v"), Z)
+    else:
+        Ks, V_own = [given[i][0] for i in range(n)], given[g][1]
     Q = Qs[h]  # line 1
     K = Ks[g]  # line 2
-    V = linear(groups[g].W_v, part(groups[g], "b_v"), Z)  # line 3
-    gammas, last = (part(W, "gamma_q"), part(W, "gamma_k")), line.positions_first
-    norm, together = None if last else line.normalize_heads, line.heads_together
-    Q, K = (normalize_head(i, Ys, gamma, norm, together) for i, Ys, gamma in zip((h, g), (Qs, Ks), gammas, strict=True))
-    if line.clip is not None:
-        Q, K, V = (clipped(Y, line.clip) for Y in (Q, K, V))
-    if kind == "Rotary":
-        Q, K = rotate(Q, x_positions, positions), rotate(K, z_positions, positions)
-    if last:  # of each head by itself
-        Q, K = (
-            normalize_head(0, [Y], gamma, line.normalize_heads, False) for Y, gamma in zip((Q, K), gammas, strict=True)
-        )
+    V = V_own  # line 3
+    last, together = line.positions_first, line.heads_together
+
+    def placed(i: int, Ys: Sequence[Array], gamma: Array | None, at: Positions) -> Array:
+        Y = normalize_head(i, Ys, gamma, None if last else line.normalize_heads, together)
+        Y = Y if line.clip is None else clipped(Y, line.clip)
+        Y = rotate(Y, at, positions) if kind == "Rotary" else Y
+        return normalize_head(0, [Y], gamma, line.normalize_heads, False) if last else Y  # of each head by itself
+
+    Q = placed(h, Qs, part(W, "gamma_q"), x_positions)
+    if given is None:
+        K = placed(g, Ks, part(W, "gamma_k"), z_positions)
+        V = normalize_head(0, [V if line.clip is None else clipped(V, line.clip)], None, line.normalize_values, False)
+        if keys is not None:
+            keys[g] = K, V
     grow = positions if kind == "Temperature" else part(positions, "temperature")
     if grow is not None:
         Q = Q * np.array([1 + grow.c * math.log(1 + (t + grow.first) // grow.n) for t in x_positions])
@@ -378,15 +394,11 @@ def latent_attention(
     """
     rotary, epsilon, indexer = line.positions, line.norm.epsilon, line.indexer
 
-    def normed(columns: Array, gamma: Array) -> Array:
-        each = [e / np.sqrt((e * e).sum() / len(e) + epsilon) * gamma for e in columns.T]
-        return np.stack(each, axis=1)
-
     def turned(Y: Array, positions: Positions, pairs: str | None = None) -> Array:
         return Y if rotary is None else rotate(Y, positions, rotary, pairs)
 
-    C_q = X if part(W, "W_cq") is None else normed(W.W_cq @ X, W.norm_q.gamma)
-    C = normed(W.W_c @ Z, W.norm_c.gamma)
+    C_q = X if part(W, "W_cq") is None else rms_columns(W.W_cq @ X, W.norm_q.gamma, epsilon)
+    C = rms_columns(W.W_c @ Z, W.norm_c.gamma, epsilon)
     K_r = turned(W.W_kr @ Z, z_positions)
     if indexer is not None:
         d_r, pairs = len(K_r), indexer.pairs

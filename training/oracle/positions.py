@@ -128,6 +128,7 @@ def rotate(Y: Array, positions: Positions, rotary: Any, pairs: str | None = None
 
     Pair i is rows (a, b) of the first d = floor(share d_attn) rows, with angle phi = t theta_i:
     Y[a] <- Y[a] cos phi - Y[b] sin phi, Y[b] <- Y[b] cos phi + Y[a] sin phi. The remaining rows stay.
+    With of_all, all d_attn rows are pairs and set the angles, and only the first share of the pairs turns (Gemma 4).
     Pairs are (i, i + d/2) ("halves": GPT-NeoX, Llama in `transformers`), (2i, 2i + 1) ("neighbors": RoFormer, GPT-J) or
     (i + d/2, i) ("halves_swapped": nanochat).
 
@@ -135,11 +136,12 @@ def rotate(Y: Array, positions: Positions, rotary: Any, pairs: str | None = None
     place of its own. Result: A new array [d_attn, l].
     """
     d_attn, l = Y.shape
-    d = int(d_attn * rotary.share)
+    d = d_attn if rotary.of_all else int(d_attn * rotary.share)
+    turning = int(rotary.share * d // 2) if rotary.of_all else d // 2
     frequencies, multiplier = rotary_frequencies(d, rotary.base, rotary.scaling)
     turned = np.array(Y)
     for t in range(l):
-        for i in range(d // 2):
+        for i in range(turning):
             rows = {"halves": (i, i + d // 2), "neighbors": (2 * i, 2 * i + 1), "halves_swapped": (i + d // 2, i)}
             a, b = rows[pairs or rotary.pairs]
             cos = math.cos(positions[t] * frequencies[i]) * multiplier
