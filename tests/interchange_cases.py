@@ -53,8 +53,8 @@ def randomized(torch, model, seed=0, deviation=0.3):
             noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
             parameter.copy_(float(is_scale) + deviation * noise)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.copy_(deviation * torch.randn(buffer.shape, generator=generator, dtype=buffer.dtype))
+            if name.endswith(("e_score_correction_bias", "layer_scalar")):
+                buffer.add_(deviation * torch.randn(buffer.shape, generator=generator, dtype=buffer.dtype))
     return model.eval()
 
 

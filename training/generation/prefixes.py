@@ -139,7 +139,7 @@ def read_more(theta: DTransformerParams, caches: Caches, x: Int[Array, "M"], n: 
     at = places(theta.variant, len(caches))
 
     def stacked(stack):
-        of_stack = [cache for cache, (i, _) in zip(caches, at, strict=True) if i == stack]
+        of_stack: list[Any] = [cache for cache, (i, _) in zip(caches, at, strict=True) if i == stack]
         if isinstance(of_stack[0], RecurrentState):
             return ()
         return KeyValueSlots(*(jnp.stack(a).swapaxes(2, 3) for a in ([c.K for c in of_stack], [c.V for c in of_stack])))

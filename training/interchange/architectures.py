@@ -5,6 +5,7 @@ from training.interchange import (
     encoder_decoder,
     encoders,
     encoders_of_decoders,
+    gemma4,
     gpt_decoders,
     griffin,
     hybrids,
@@ -18,7 +19,7 @@ from training.interchange import (
 ARCHITECTURES = {
     kind: architecture
     for module in (
-        *(gpt_decoders, llama_like, deepseek, hybrids, mamba, griffin, lfm, llama4),
+        *(gpt_decoders, llama_like, deepseek, gemma4, hybrids, mamba, griffin, lfm, llama4),
         *(encoders, encoders_of_decoders, encoder_decoder, torch_transformer),
     )
     for kind, architecture in module.KINDS.items()

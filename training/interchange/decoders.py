@@ -127,7 +127,7 @@ class Decoder(NamedTuple):
         same += " mlp.normalize_output" if getattr(variant.mlps[0], "normalize_output", None) else ""
         of_all = [
             *written(model_type=kind, architectures=[f"{name}ForCausalLM"]),
-            Need("use_bidirectional_attention", False, "bidirectional attention"),
+            Need("use_bidirectional_attention", (False, "vision"), "bidirectional attention"),
             *self.sizes,
             *(heads_fields(self.H_kv, self.d_head) if self.heads is None else self.heads),
             Field(self.of_epsilon, " ".join(f"{norm}.epsilon" for norm in same.split()), self.epsilon),

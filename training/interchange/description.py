@@ -227,12 +227,13 @@ class Need(NamedTuple):
     """A field that asks for a feature that is not supported, unless it has one value; it is not written."""
 
     name: str
-    value: Any
+    value: Any  # or a tuple of several
     what: str  # the feature
 
     def read(self, fields: Fields, found: dict[str, Any]) -> None:
         """Note the feature if the field asks for it."""
-        fields.require(self.name, self.value, self.what)
+        values = self.value if isinstance(self.value, tuple) else (self.value,)
+        fields.require(self.name, next((v for v in values if v == fields.get(self.name)), values[0]), self.what)
 
     def fill(self, state: dict[str, Any], config: Any, lines: Mapping[str, Any]) -> None:
         """Add nothing."""

@@ -17,6 +17,7 @@ _LLAMA3 = "factor low high l_original", f"factor low_freq_factor high_freq_facto
 _YARN = "factor slow fast l_original truncate", f"factor beta_slow beta_fast {_LONG} truncate", 1.0, 1.0, 32.0, _L_MAX
 SCALINGS: dict[str, tuple[Any, list[Field]]] = {
     "default": (type(None), []),
+    "proportional": (type(None), []),  # whose pairs are those of all rows
     "dynamic": (type(None), []),  # which changes nothing for as many tokens as were trained on
     "linear": (Linear, fields_of("factor", "factor", 1.0)),
     "llama3": (Llama3, fields_of(*_LLAMA3)),
@@ -50,7 +51,11 @@ class Positions(NamedTuple):
         if isinstance(scaling, Yarn) and self.scales_scores:
             scaling = dataclasses.replace(scaling, scores=said.number("mscale_all_dim", 0.0))
         is_none = self.optional and said.has(BASE) and said.get(BASE) is None
-        rotary = Rotary(base=said.number(BASE, self.base), share=share, pairs=self.pairs, scaling=scaling)
+        of_all = said.get("rope_type") == "proportional"
+        said.require("factor", 1.0, "another factor of wavelengths") if of_all else None
+        rotary = Rotary(
+            base=said.number(BASE, self.base), share=share, of_all=of_all, pairs=self.pairs, scaling=scaling
+        )
         if self.grows and (c := said.number("llama_4_scaling_beta", 0.0)):
             rotary = rotary.but(temperature=Temperature(c=c, n=said.integer(_LONG), first=0))
         found[self.ours] = None if is_none else rotary
@@ -112,6 +117,7 @@ def rotary_fields(positions: Any) -> dict[str, Any]:
         return {"rope_type": "default", BASE: 10_000.0}
     scaling = positions.scaling
     kind = next((kind for kind, (line, _) in SCALINGS.items() if isinstance(scaling, line)), "default")
+    kind = "proportional" if positions.of_all and scaling is None else kind
     found = {"rope_type": kind, BASE: positions.base}
     found |= {row.names: row.write(scaling) for row in SCALINGS[kind][1]}
     factor = getattr(scaling, "attention_factor", None)

@@ -32,6 +32,12 @@ YARN |= {"attention_factor": 1.25, "beta_fast": 3.0}
 GEMMA = {"sliding_window": 5, "query_pre_attn_scalar": 7}
 BY_KIND = {"sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}
 BY_KIND |= {"full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0}}
+OF_LAYERS = {"S": "sliding_attention", "F": "full_attention"}
+GEMMA4 = {"num_hidden_layers": 7, "layer_types": [OF_LAYERS[kind] for kind in "SSFSSFF"], "sliding_window": 5}
+GEMMA4 |= {"global_head_dim": 14, "num_global_key_value_heads": 3, "final_logit_softcapping": 0.7}
+GEMMA4 |= {"vocab_size_per_layer_input": 31}
+GEMMA4["rope_parameters"] = BY_KIND | {"full_attention": {"rope_type": "proportional", "rope_theta": 100.0}}
+GEMMA4["rope_parameters"]["full_attention"]["partial_rotary_factor"] = 0.45
 EXPERTS = {"moe_intermediate_size": 11, "num_experts_per_tok": 2}
 OSS = {"rope_parameters": {**YARN, "truncate": False}, "swiglu_limit": 0.7}
 MSCALE = {**YARN, "attention_factor": None, "mscale": 0.7, "mscale_all_dim": 0.9}
@@ -136,6 +142,12 @@ MODELS = {
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {**GEMMA, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.7}),
     "gemma3": ("gemma3_text", {**GEMMA, "num_hidden_layers": 7, "rope_parameters": BY_KIND}),
+    "gemma4": ("gemma4_text", {**GEMMA4, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0}),
+    "gemma4, shared": (
+        "gemma4_text",
+        {**GEMMA4, "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 7}
+        | {"num_hidden_layers": 5, "layer_types": [OF_LAYERS[kind] for kind in "SFSSF"], "hidden_size": 24},
+    ),
     "mixtral": ("mixtral", {"num_local_experts": 4}),
     "qwen3_moe": ("qwen3_moe", {**EXPERTS, "num_experts": 5, "norm_topk_prob": True}),
     "olmoe": ("olmoe", {**EXPERTS, "num_experts": 5, "hidden_size": 60}),
@@ -310,6 +322,11 @@ SPELLINGS = {
         {"rope_theta": 100.0, "rope_scaling": OLD_YARN, "layer_types": None},
     ),
     "glm4": ({}, {"rope_theta": 100.0, "partial_rotary_factor": None}),
+    "gemma4": (  # as transformers 5.5 wrote it
+        {},
+        {"rope_parameters": GEMMA4["rope_parameters"], "per_layer_config": None}
+        | {"global_head_dim": 14, "num_global_key_value_heads": 3, "use_bidirectional_attention": "vision"},
+    ),
     "minimax_m2": ({}, {"rope_theta": 100.0, "rotary_dim": 6}),
     "nemotron_h": ({}, {"layers_block_type": None, "hybrid_override_pattern": "M-MM-*-*M"}),
     "gemma": ({}, {"rope_theta": 10_000.0, "hidden_act": "gelu", "hidden_activation": None}),  # as transformers warns
@@ -354,6 +371,9 @@ PUBLISHED_FALCON |= {
 }
 PUBLISHED_FALCON |= {"ssm_out_multiplier": 0.23570226039551587, "mlp_multipliers": [0.8838834764831844, 0.5859375]}
 PUBLISHED_FALCON |= {"ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738]}
+PUBLISHED_GEMMA4 = {"layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7, "num_hidden_layers": 35}
+PUBLISHED_GEMMA4 |= {"num_kv_shared_layers": 20, "use_double_wide_mlp": True, "hidden_size": 1536}
+PUBLISHED_GEMMA4 |= {"intermediate_size": 6144, "num_key_value_heads": 1, "final_logit_softcapping": 30.0}
 PUBLISHED = {
     "glm4_moe_lite": ("GLM4_MOE_LITE", 1e6, {}),
     "glm4_moe": ("GLM4_MOE", 1e6, {"attention_bias": True, "head_dim": 128}),
@@ -374,6 +394,7 @@ PUBLISHED = {
     "deepseek_v32": ("DEEPSEEK_V32", 1e4, {}),
     "glm_moe_dsa": ("GLM5", 1e6, {}),
     "modernbert-decoder": ("ETTIN", None, {}),
+    "gemma4_text": ("GEMMA4_E", None, PUBLISHED_GEMMA4),
     "falcon_h1": ("FALCON_H1", 1e11, PUBLISHED_FALCON),
     "nemotron_h": ("NEMOTRON_H", 1e4, {"hybrid_override_pattern": "M-M-M-M-M*-" * 2}),
 }
@@ -470,6 +491,15 @@ def test_old_and_new_fields_of_positions_side_by_side_mean_what_they_do_in_trans
         ("kimi_linear", {"moe_router_activation_func": "softmax"}, "other scores of experts"),
         ("kimi_linear", {"attention_bias": True}, "biases of latents"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "another nonlinearity"),
+        ("gemma4", {"enable_moe_block": True}, "experts beside an MLP, with a router that has its own norm"),
+        ("gemma4", {"num_kv_shared_layers": 5}, "num_kv_shared_layers: expected fewer, so that each kind has a layer"),
+        (
+            "gemma4",
+            {"layer_types": ["sliding_attention"] * 7},
+            "a window in the last layer, which transformers removes",
+        ),
+        ("gemma4", {"per_layer_config": {"2": {"head_dim": 14}}}, "layers of one kind with several sizes"),
+        ("gemma4, shared", {"vocab_size_per_layer_input": 30}, "inputs of layers for other tokens"),
         ("mixtral", {"num_local_experts": 3}, "not part of the model"),
         ("olmoe", {"num_experts": 1 << 30}, "an integer of at least 1 and less than 2\\^16"),
         ("mixtral", {"num_experts_per_tok": 7}, "Experts.k"),
