@@ -9,8 +9,8 @@ from jaxtyping import Float, Integer
 
 from algorithms.alg01_embedding import token_embedding
 from algorithms.machinery.contract import array
+from algorithms.machinery.devices import shard
 from algorithms.machinery.record import Count, Record
-from algorithms.machinery.sharding import shard
 from algorithms.model.mlp import Activation
 from algorithms.model.norm import RMSNorm
 from algorithms.ops.activation import activate
