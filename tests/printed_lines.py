@@ -48,6 +48,7 @@ class _Printed(Reference):
         visits, n = self.go().lines, self.case.algorithm
         self.changed |= {(6, "1")} if not any(visit.endswith(":6.1") for visit in self.own) else set()
         self.changed |= {(5, "2")} if self.model.sizes["H_kv"] < self.model.sizes["H"] else set()
+        self.changed |= {(n, "9")} if any(visit.endswith(":10.9 behind the layer") for visit in self.own) else set()
         self.changed |= {(n, "4")} if self.model.record.shared_layers > 1 else set()
         for visit, seen in {**visits, **self.own}.items():
             if visit.endswith(":6.return") and (visit in self.own) != (visit in visits):

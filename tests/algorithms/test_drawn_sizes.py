@@ -30,7 +30,7 @@ LOGITS = {8: ed_logits, 9: e_logits, 10: d_logits}
 def drawn(name):
     """A configuration of a record, and parameters with which half of the experts have the same score."""
     rng, variant = np.random.default_rng(zlib.crc32(f"{SEED} {name}".encode())), small(VARIANTS[name])
-    H = int(rng.choice([1, 3, 5, 6]))
+    H = int(rng.choice([6] if any(getattr(line, "d_head", None) for line in variant.attentions) else [1, 3, 5, 6]))
     groups = [n for n in (1, H) if all(type(line).__name__ != "Latent" for line in variant.attentions)] or [1]
     d_e, d_attn, d_mid = (2 * int(rng.choice([3, 5, 7, 9])) for _ in range(3))
     is_part = any(getattr(line.positions, "share", 1) < 1 for line in variant.attentions)

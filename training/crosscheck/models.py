@@ -52,7 +52,7 @@ def few(variant: Variant) -> Variant:
         if getattr(positions, "temperature", None) is not None:
             scaling = positions.scaling and positions.scaling.but(l_original=3)  # one number in Ministral 3's files
             positions = positions.but(temperature=positions.temperature.but(n=3), scaling=scaling)
-        rows |= {"d_head": a.d_head and 8, "n_keys": a.n_keys and 1}
+        rows |= {"d_head": a.d_head and 8, "n_keys": a.n_keys and 2}
         return dataclasses.replace(a, **rows, window=None if a.window is None else 5, positions=positions)
 
     def mlp(m: Any) -> Any:

@@ -45,10 +45,13 @@ class Attention(Parts):
         if X is not Z and self.name("kv_reads", place) == "X":
             mask = np.ones((l_x, l_x), bool)
         W_g, W_o, b_o, W_c = (self.p(prefix + name) for name in ("W_g", "W_o", "b_o", "W_c"))
-        Q, K, V = self._read(place, X, Z, prefix, memories) if W_c is None else self._latent(place, X, prefix)
-        before, self.kept = self.kept, (K, V)
+        n, line = self.use("keys_of", place, Key(place, 4, "2")), place.partition("/")[2]
+        given = self.kept.get(f"l{n:g}/{line}") if n else None
+        Q, K, V = self._read(place, X, Z, prefix, memories, given) if W_c is None else self._latent(place, X, prefix)
+        before = [*self.kept.values()][-1:]
+        self.kept[place] = K, V
         if self.use("kv_layer", place, Key(place, 4, "4")) and before and X is Z:
-            K, V = before
+            K, V = before[0]
         mask = mask if W_c is None else self._chosen(place, X.value[0], prefix, mask)
         self.use("heads", place, Key(place, 4, "4"))
         Q, K, V = (self._in_heads(place, Y, Q.value.shape[-3]) for Y in (Q, K, V))
@@ -97,12 +100,21 @@ class Attention(Parts):
         )
 
     def _read(
-        self, place: str, X: Named, Z: Named, prefix: str, memories: Sequence[Named]
+        self,
+        place: str,
+        X: Named,
+        Z: Named,
+        prefix: str,
+        memories: Sequence[Named],
+        given: tuple[Named, Named] | None = None,
     ) -> tuple[Named, Named, Named]:
-        """Queries, keys and values, ready for line 4."""
+        """Queries, keys and values, ready for line 4; `given`: keys and values of another layer."""
 
         def project(i: int) -> Any:
             name, letter, reads = self.use("weights", place)[i], "qkv"[i], Z
+            if i and given:
+                return given[i - 1].value
+            name = "k" if name == "v" and is_one else name
             if X is not Z:
                 slot, of = ("q_reads", (X, Z)) if i == 0 else ("kv_reads", (Z, X, *memories))
                 reads = of[self.use(slot, place)]
@@ -118,22 +130,35 @@ class Attention(Parts):
                 Y = np.swapaxes(np.moveaxis(Y.reshape(R, H * d, l), -1, -2).reshape(R, H, l, d), -1, -2)
             return self.rounded(Y)
 
-        forms = self._forms(self.p(prefix + "W_q").shape[-2])
+        forms, is_one = self._forms(self.p(prefix + "W_q").shape[-2]), self.p(f"{prefix}W_v") is None
         Q, K, V = (
             self.line(Key(place, 4, "123"[i]), lambda i=i: project(i), [of], parts=True, forms=forms if i < 2 else ())
-            for i, of in enumerate((X, Z, Z))
+            for i, of in enumerate((X, *(given or (Z, Z))))
         )
+        given = given and (K, V)
         Q, K = self._normalized(place, Q, "q", prefix), self._normalized(place, K, "k", prefix)
         Q, K, V = (self._clipped(place, Y) for Y in (Q, K, V))
         if self.use("rotation", place, Key(place, 4, "4")) is not None:
-            Q, K = self._turned(place, Q, 0), self._turned(place, K, 1)
+            Q, K = self._turned(place, Q, 0), K if given else self._turned(place, K, 1)
             self.use("rotates", place, Key(place, 4, "return"))
             V = self._turned(place, V, 2) if choice("rotates", self.name("rotates", place)).do[2] else V
         if self.name("qk_norm", place) == "late":
             Q, K = (self._normalized(place, Y, of, prefix, late=True) for Y, of in ((Q, "q"), (K, "k")))
         grow = self.use("temperature", place, Q.key)
         Q = Q if grow is None else Q._replace(value=self.rounded(Q.value * grow(self.positions(Q.value.shape[-1]))))
-        return Q, K, V
+        return (Q, *given) if given else (Q, K, self._values_of(place, V, K if is_one else V))
+
+    def _values_of(self, place: str, V: Named, K: Named) -> Named:
+        """The values, normalized in some models; `K`: the keys, if these are also values."""
+        V = K if K is not V and self.use("keys_as_values", place, Key(place, 4, "3")) else V
+        if not self.use("value_norm", place, Key(place, 4, "return")):
+            return V
+
+        def normalized() -> Any:
+            v = (V.value * V.value).mean(-2, keepdims=True)
+            return self.rounded(V.value / self.use("norm_epsilon", f"{place}/v")(v))
+
+        return self.line(Key(place, 4, "3", "normalized"), normalized, [V], parts=True)
 
     def _per_head(self, prefix: str, kind: str, i: int) -> Any:
         """The rows that are read as head h's queries (`i`: 0), keys or values if the rows of W_q, W_k, W_v are read as [H, 3, d]."""

@@ -317,6 +317,14 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("embedded", "keys and values are of the context's embedding, not of the encoder's output", 2),
         *((f"layer {l}", f"keys and values are of the output of the encoder's layer {l}, not of the last", l + 2) for l in range(1, 7))),
     "kv_layer": _rows(("own", "keys and values are the layer's own", False), ("before", "keys and values are those of the layer before", True)),
+    "keys_of": {"own": Choice("keys and values are the layer's own", None)},
+    "keys_as_values": _rows(("before", "values are the keys before their norm and positions", False), ("behind", "values are the keys behind their norm and positions", True)),
+    "value_norm": _rows(("none", "values are not normalized", False), ("rms", "values are normalized without γ", True)),
+    "layer_input": _rows(("P", "the layer's own input is added", True), ("none", "the layer's own input is left out", False)),
+    "layer_scalar": _rows(("s", "the output of a layer is multiplied by its scalar", lambda s: s), ("1", "the scalar of a layer is left out", lambda s: 1 + 0 * s)),
+    "input_scale": _rows(("√d", "embeddings of a layer are multiplied by √d", lambda d: d**0.5), ("1", "embeddings of a layer are not multiplied by √d", lambda d: 1.0)),
+    "input_projection": _rows(("1/√d_e", "the projection of X for layers is divided by √d_e", lambda d: d**-0.5), ("1", "the projection of X for layers is not divided by √d_e", lambda d: 1.0)),
+    "input_sum": _rows(("1/√2", "the input of a layer is divided by √2", 0.5**0.5), ("1", "the input of a layer is not divided by √2", 1.0)),
     "head": _rows(("there", "there is a head", True), ("missing", "there is no head: W_f and its activation are left out", False)),
     "q_reads": _rows(("X", "queries are of X", 0), ("Z", "queries are of the context, not of X", 1)),
     "order": _rows(
@@ -470,7 +478,7 @@ MADE: dict[str, Callable[[str], Choice]] = {
     "mlp_factors": _numbers("gate and MLP are multiplied by VALUE"), "mixer_sum": _numbers("attention and recurrence are multiplied by VALUE"),
     "mlp_clip": _number("gate and MLP are cut at VALUE"), "delta_min": _number("Δ is at least VALUE"), "index_k": _number("a token reads the VALUE tokens that the indexer scores highest"), "unembed_scale": lambda name: Choice(f"logits are multiplied by {name}", lambda d: float(name)), "experts": _experts,
     "embedding_scale": lambda name: Choice(f"token embeddings are multiplied by {name}", lambda d: float(name)),
-    "residual": _residual, "mask_fill": _mask_fill,
+    "residual": _residual, "mask_fill": _mask_fill, "keys_of": _number("keys and values are those of layer VALUE"),
     "position_index": lambda name: Choice(f"positions are {name.removeprefix('t')} too high", lambda t: t + int(name.removeprefix("t"))),
 }  # fmt: skip
 """Slots with numbers: from a name that is not listed to its choice."""
@@ -512,6 +520,8 @@ def related(slot: str, name: str) -> list[str]:
     if slot in ("mamba_factors", "mlp_factors", "mixer_sum"):
         factors = name.split(" ")
         return [" ".join([*factors[:i], "1", *factors[i + 1 :]]) for i, factor in enumerate(factors) if factor != "1"]
+    if slot == "keys_of" and name != "own":
+        return [f"{max(1, int(name) + more)}" for more in (-1, 1)]
     if slot == "distances" and name != "none":
         kind = name.partition(" ")[0]
         hows = {"T5": ("one later",), "Transformer-XL": ("u for v", "no u")}.get(kind, ())

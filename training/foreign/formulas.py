@@ -83,7 +83,9 @@ def turned(pairs: str, base: float, exponent: str, way: int, swapped: bool = Fal
     def rotate(Y: Any, t: Any, d: int, scaling: Any) -> Any:
         frequencies = np.array([base ** -EXPONENTS[exponent](i, d) for i in range(d // 2)])
         times = 1.0
-        if scaling is not None:
+        if type(scaling).__name__ == "Proportional":
+            frequencies[int(scaling.share * d // 2) :] = 0
+        elif scaling is not None:
             frequencies, times = rotary_frequencies(d, base, scaling)
         i = np.arange(d // 2)
         a, b = (i, i + d // 2) if pairs == "halves" else (2 * i, 2 * i + 1)

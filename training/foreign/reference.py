@@ -121,13 +121,45 @@ class Reference(Recurrence):
             here.append(X)
             kf = Key(pm, algorithm, mlp)
             X = self._sublayer(order, X, second, feed, kf) if has_mlp else self.line(kf, lambda X=X: X.value, [X])
+            X = self._behind(f"{place}/9", X, f"{prefix}end/", int(place[len(name) :]) - 1)
             self.outputs.append(X)
         return X
+
+    def _behind(self, place: str, X: Named, prefix: str, l: int) -> Named:
+        """What follows the lines of layer l, from 0, in Gemma 4: its own input, and a scalar."""
+        s, W_gate, W_o, gamma = (self.p(prefix + name) for name in ("s", "W_gate", "W_o", "gamma"))
+        if s is None:
+            return X
+
+        def behind() -> Any:
+            e = X.value
+            if W_gate is not None and self.use("layer_input", place):
+                f, epsilon = self.use("activation", place), self.use("norm_epsilon", place)
+                Y = self.product(W_o, f(self.product(W_gate, e)) * self.inputs[:, l])
+                e = self.sum(e, self.rounded(Y / epsilon((Y * Y).mean(-2, keepdims=True)) * gamma[..., None]))
+            return self.rounded(e * self.use("layer_scalar", place)(s)[..., None, None])
+
+        return self.line(Key(place, 10, "9", "behind the layer"), behind, [X])
+
+    def _layer_inputs(self, x: Sequence[int], X: Any) -> Any:
+        """The inputs of all layers, [R, L, d, l], of tokens x and their embeddings X; None without parameters."""
+        W_e, W_l, gamma = (self.p(f"inputs/{name}") for name in ("W_e", "W_l", "gamma"))
+        if W_e is None:
+            return None
+        own, of_X, of_both = (
+            self.use(f"input_{name}", "inputs", Key("l1/9", 10, "9", "behind the layer"))
+            for name in ("scale", "projection", "sum")
+        )
+        shape = -1, self.case.sizes["L"], gamma.shape[-1], len(x)
+        Y = (self.product(W_l, X) * of_X(X.shape[-2])).reshape(shape)
+        Y = Y / self.use("norm_epsilon", "inputs")((Y * Y).mean(-2, keepdims=True)) * gamma[:, None, :, None]
+        return self.rounded(of_both * self.sum(Y, own(gamma.shape[-1]) * W_e[..., np.asarray(x)].reshape(shape)))
 
     def _d_transformer(self) -> None:
         x = self.case.inputs["x"]
         causal = np.arange(len(x))[:, None] <= np.arange(len(x))[None, :]
         X = self.embed(x, 10, "2")
+        self.inputs = self._layer_inputs(x, X.value)
         mask = causal & self._together(len(x)) & _unpadded(len(x), len(x), self.case.inputs.get("length"))
         X = self._layers("l", X, self.case.sizes["L"], 10, ("6", "5", "8", "7"), mask, "norm_first")
         X = self._projected(self.norm("10", X, ("gamma", "beta")), 10)

@@ -140,7 +140,8 @@ class Run:
         self.asked: dict[tuple[str, str], tuple[str, int]] = {}
         self.key: Key | None = None
         self.outputs: list[Named] = []  # of layers
-        self.kept: tuple[Named, Named] | None = None  # keys and values of the attention before
+        self.kept: dict[str, tuple[Named, Named]] = {}  # keys and values of every attention before
+        self.inputs: Any = None  # [R, L, d, l], of every layer
         self.pending: list[str] = []  # of a run that ends before: the lines that a later one would have read
         self.misses = self.taken_over = 0
         if self.like is not None:

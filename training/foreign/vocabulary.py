@@ -20,7 +20,8 @@ WITHOUT_GAMMA = ("norm_gamma@l*/5", "norm_gamma@l*/7", "norm_gamma@10")
 """The norms of Algorithm 10, where they have no γ."""
 PAIRS = {"halves": "halves", "neighbors": "neighbours"}
 KEPT = {"self_attention": "", "attention": "", "heads": "", "groups": "", "relative": "", "mlp": "", "cross_attention": "e_d/",
-        "experts": "experts/", "shared": "shared/", "index": "index/", "recurrence": "recurrence/", "context": "context/", "norm": ""}  # fmt: skip
+        "experts": "experts/", "shared": "shared/", "index": "index/", "recurrence": "recurrence/", "context": "context/", "norm": "",
+        "end": "end/", "layer_inputs": "inputs/"}  # fmt: skip
 NORMS = {
     "embedding_norm": "_e",
     "encoder_norm": "_enc",
@@ -104,6 +105,8 @@ def _attention(line: Any, algorithm: int) -> dict[str, str]:
     found |= (
         {"qk_norm": "late" if of("positions_first") else "rms"} if of("positions_first") or _without_gamma(line) else {}
     )
+    found |= {"value_norm": "rms"} if of("normalize_values") else {}
+    found |= {"keys_of": f"{line.keys_of + 1}"} if of("keys_of") is not None else {}
     found |= {"state_gate": "sigmoid"} if _is(line, "KimiDelta") else {}
     found |= {"mask": f"{'chunk' if of('chunked') else 'window'} {of('window')}"} if of("window") is not None else {}
     grow = at if _is(at, "Temperature") else getattr(at, "temperature", None)
@@ -112,8 +115,9 @@ def _attention(line: Any, algorithm: int) -> dict[str, str]:
     if _is(at, "Rotary"):
         pairs, _, way = at.pairs.partition("_")
         found["rotation"] = f"{PAIRS[pairs]} {at.base:.17g} 2i/d{', backwards' * bool(way)}"
-        found |= {"rotation_share": f"{at.share:g}"} if at.share != 1 else {}
+        found |= {"rotation_share": f"{at.share:g}"} if at.share != 1 and not at.of_all else {}
         said = {"kind": type(scaling).__name__, **dataclasses.asdict(scaling)} if scaling else {}
+        said = {"kind": "Proportional", "share": at.share} if at.of_all else said
         found |= {"rotation_scaling": json.dumps(said)} if said else {}
     told = {"Distances": lambda: f"T5 {at.buckets} {at.farthest}", "ALiBi": lambda: "ALiBi",
             "TransformerXL": lambda: f"Transformer-XL {at.base:g}"}.get(type(at).__name__)  # fmt: skip
@@ -151,7 +155,7 @@ def paper_name(path: str) -> str:
         if match := re.fullmatch(r"norm(\d)", part):
             suffix = f"_{match[1]}"
         elif part == "norm_out":
-            suffix = "_mlp_out" if "mlp" in parts else "_attn_out"
+            suffix = "" if "end" in parts else "_mlp_out" if "mlp" in parts else "_attn_out"
         elif part in NORMS:
             suffix = NORMS[part]
         else:
