@@ -99,7 +99,7 @@ def _check_run(
         with (
             observable(scenarios.package),
             choices(scenarios.package) as taken,
-            traced(root / "algorithms", root, code),
+            traced(root / "algorithms", root, code, run.hidden),
         ):
             run.code()
             results.taken |= taken
@@ -116,7 +116,7 @@ def run_paper(run: Run) -> OracleRecord:
     """Return the oracle's record of a run."""
     record = OracleRecord()
     folder = pathlib.Path(oracle.__file__).resolve().parent
-    with traced(folder, folder.parents[1], record):
+    with traced(folder, folder.parents[1], record, frozenset()):
         run.paper(record)
     return record
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import jax
@@ -44,6 +44,7 @@ class Run:
     greedy: bool = False  # whether the temperature is 0
     shows: frozenset[int] = frozenset()  # further algorithms whose lines are compared here, and in no runs of their own
     sharing: int = 1  # how many heads share keys and values
+    hidden: frozenset[CodeType] = frozenset()  # the functions that are not observed
 
 
 class Scenarios:

@@ -7,7 +7,7 @@ outside it or returns; then its locals are read. Nothing is added to the code th
 import dataclasses
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
@@ -55,9 +55,12 @@ class Event:
     names: Mapping[str, Any]  # the locals at that time
 
 
+Observe = Callable[[Event], bool | None]
+
+
 class _Tracer:
-    def __init__(self, folder: pathlib.Path, root: pathlib.Path, observe: Callable[[Event], bool | None]):
-        self.root, self.observe = root, observe
+    def __init__(self, folder: pathlib.Path, root: pathlib.Path, observe: Observe, hidden: Set[CodeType]):
+        self.root, self.observe, self.hidden = root, observe, hidden
         self.prefix = f"{folder}/"
         self.call: Call | None = None
         self.functions: dict[CodeType, Function | None] = {}
@@ -67,10 +70,22 @@ class _Tracer:
         if self.muted:
             return None
         code = frame.f_code
+        if code in self.hidden:
+            return self._hide(frame)
         if code not in self.functions:
             self.functions[code] = self._function(code)
         function = self.functions[code]
         return None if function is None else self._enter(function, frame)
+
+    def _hide(self, frame: FrameType):
+        """Observe nothing until a frame ends."""
+        self.muted, frame.f_trace_lines = True, False
+
+        def within(frame: FrameType, event: str, arg: Any):
+            self.muted = event != "return"
+            return within
+
+        return within
 
     def _function(self, code: CodeType) -> Function | None:
         if not code.co_filename.startswith(self.prefix) or code.co_name.startswith("<"):
@@ -144,14 +159,15 @@ def _is_in_another_order(function: Function) -> bool:
 
 
 @contextmanager
-def traced(folder: pathlib.Path, root: pathlib.Path, observe: Callable[[Event], bool | None]) -> Iterator[None]:
+def traced(folder: pathlib.Path, root: pathlib.Path, observe: Observe, hidden: Set[CodeType]) -> Iterator[None]:
     """Observe the functions of a folder's files as long as the context lasts.
 
     `folder`: whose files are traced; `root`: the root of the repository, which the events' paths start from;
-    `observe` receives every event; it returns True for a "call" that is not to be observed.
+    `observe` receives every event; it returns True for a "call" that is not to be observed; `hidden`:
+    the code of functions of any file that are not, with all that they call.
     """
     previous = sys.gettrace()
-    sys.settrace(_Tracer(folder, root, observe))
+    sys.settrace(_Tracer(folder, root, observe, hidden))
     try:
         yield
     finally:

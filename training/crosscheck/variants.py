@@ -7,16 +7,14 @@ paper's is marked. Windows, caps, scales, ε and the wavelengths of rotations ar
 its sizes; the formulas have the published ones.
 """
 
-import contextlib
 import dataclasses
 import functools
 import importlib
+import inspect
 import pathlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import jax
 
@@ -37,6 +35,8 @@ CALLED = (1, 2, 4, 5, 6, 7)
 WITHOUT_ATTENTION = tuple(n for n in CALLED if n not in (4, 5))
 CALLERS = {10: (14,)}
 EPSILON = 1e-2
+METHODS = {"inputs", "read", "weights", "result", "__call__", "whole", "step"}
+"""Of a line, those with its formula."""
 
 
 def with_numbers_that_matter(variant: Any) -> Any:
@@ -133,31 +133,10 @@ class VariantScenarios(Scenarios):
         What a line calls that stands in place of these algorithms is not observed: it is not a line of the model.
         """
         shows = frozenset() if algorithm == 14 else frozenset(self.called)
+        methods = (vars(kind)[name] for kind in self.hidden for name in METHODS & vars(kind).keys())
+        hidden = frozenset(inspect.unwrap(method).__code__ for method in methods)
         for run in super().runs(algorithm):
-            code = functools.partial(_unobserved, self.hidden, run.code) if self.hidden else run.code
-            yield dataclasses.replace(run, code=code, shows=shows, sharing=self.sharing)
-
-
-def _unobserved(kinds: set[type], code: Callable[[], Any]) -> Any:
-    """Run code with the formulas of classes of lines hidden from tracing."""
-
-    def untraced(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def run(*args, **kwargs):
-            trace = sys.gettrace()
-            sys.settrace(None)
-            try:
-                return method(*args, **kwargs)
-            finally:
-                sys.settrace(trace)
-
-        return run
-
-    with contextlib.ExitStack() as stack:
-        for kind in kinds:
-            for name in {"inputs", "read", "weights", "result", "__call__", "whole", "step"} & vars(kind).keys():
-                stack.enter_context(mock.patch.object(kind, name, untraced(vars(kind)[name])))
-        return code()
+            yield dataclasses.replace(run, shows=shows, sharing=self.sharing, hidden=hidden)
 
 
 def compare_variant(
