@@ -201,7 +201,7 @@ def _trained(
 
     before, after = train(theta, 1) if algorithm == 11 else theta, train(theta, len(data[0]))
     if algorithm == 11:
-        case = dataclasses.replace(case, theta=paper_names(familyparameters(before)))
+        case = dataclasses.replace(case, theta=paper_names(family_parameters(before)))
     recording = recorded(package, case, before)
     steps = jax.tree_util.tree_leaves_with_path(jax.tree.map(lambda a, b: (a - b) / case.eta, before, after))
     recording.gradients = {jax.tree_util.keystr(path): np.asarray(g) for path, g in steps}
