@@ -8,7 +8,7 @@ import numpy as np
 
 from algorithms.alg01_embedding import sinusoid
 from training.interchange.containers import Tensors
-from training.interchange.description import Fields, Model
+from training.interchange.description import Architecture, Fields, Model
 from training.interchange.errors import InterchangeError
 
 LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:h|blk|blocks?|layer|layers|albert_layer_groups)\.(\d+)\.")
@@ -19,11 +19,18 @@ TOLERANCE = 0.01
 
 
 def later_layers(fields: Fields, model: Model) -> tuple[str, ...]:
-    """Return the patterns of the tensors of layers after the last, which predict the token after the next, and which
-    transformers leaves out, too.
-    """
+    """Return the patterns of the tensors of layers after the last, which predict tokens after the next."""
     n, L = fields.integer("num_nextn_predict_layers", 0, least=0, limit=16), getattr(model.config, "L", 0)
     return tuple(f"{stack}.{l}.*" for l in range(L, L + n) for stack in ("*layers", "blk"))
+
+
+def ignored(fields: Fields, model: Model, architecture: Architecture) -> tuple[str, ...]:
+    """Return the patterns of the tensors that are not parameters: also those of heads for tokens after the next, which
+    transformers leaves out, too, unless the model has one.
+    """
+    if model.config.variant.mtp:
+        return tuple(pattern for pattern in architecture.ignored if not pattern.startswith("mtp."))
+    return *architecture.ignored, *later_layers(fields, model)
 
 
 def check(fields: Fields, model: Model, tensors: Tensors, *, counts_mlps: bool = False) -> None:

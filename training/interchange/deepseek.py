@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from algorithms.lines import Indexer, KimiDelta, Latent, RMSNorm
+from training.interchange import mtp
 from training.interchange.decoders import SILU, VARIANT, WITHOUT_MLP, of_lines
 from training.interchange.description import (
     Architecture,
@@ -99,6 +100,7 @@ def _architecture(
         tensors=LATENT if indexer is None else LATENT | INDEXER,
         read=_read,
         write=_write,
+        head=mtp.DEEPSEEK,
     )
 
 

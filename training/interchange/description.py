@@ -20,6 +20,7 @@ from training.disk import parse_json, read_text, reason
 from training.interchange.containers import Tensors
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import Entry, Table, entries_of
+from training.interchange.mtp import Head
 from training.runs.named_arrays import flatten
 from training.tasks import TASKS
 from training.tasks.models import model_shapes
@@ -336,6 +337,7 @@ class Architecture(NamedTuple):
     rearrange: Callable[[Tensors, Model], Any] = _nothing  # makes a file's tensors those of the table
     lines: Mapping[Any, Any] = MappingProxyType({})  # the mixers of its kinds of layers, if there are several
     layers: Layers | None = None  # the field that has the kinds of layers
+    head: Head | None = None  # its names of the head for the token after the next
 
     @property
     def counts_mlps(self) -> bool:
@@ -348,6 +350,8 @@ class Architecture(NamedTuple):
         for field in self.fields:
             field.read(fields, found)
         self.read(fields, found, names, self.kind)
+        if self.head:
+            self.head.read(fields, found, names)
         of_all = {path: found.pop(path) for path in [*found] if self.lines and path.startswith("attention.")}
         lines = {}
         for kind, line in self.lines.items():
@@ -384,6 +388,8 @@ class Architecture(NamedTuple):
             state |= {CYCLE: cycle} if len(in_turn(types)) < cycle < len(types) else {}
         for field in self.fields:
             field.fill(state, c, lines)
+        if self.head:
+            self.head.fill(state, c)
         lacks = self.write(model, state, self.kind)
         if not state:
             return state, lacks
@@ -408,7 +414,7 @@ class Architecture(NamedTuple):
     def entries(self, model: Model, state: dict[str, Any]) -> list[Entry]:
         """Return the tensors of a model with this config.json."""
         table = self.tensors(model, state, self.kind) if callable(self.tensors) else self.tensors
-        return entries_in(table, model, conv1d=self.conv1d)
+        return entries_in(table, model, conv1d=self.conv1d, head=self.head)
 
     def _said(self) -> set[str]:
         return {field.ours.partition(" ")[0] for field in self.fields if isinstance(field, Field)}
@@ -461,12 +467,13 @@ class Architecture(NamedTuple):
         return lacks + ([] if "H_kv" in said else unlike(c.H_kv, c.H, f"keys shared by heads (H_kv = {c.H_kv})"))
 
 
-def entries_in(table: Table, model: Model, *, conv1d: bool = False) -> list[Entry]:
+def entries_in(table: Table, model: Model, *, conv1d: bool = False, head: Head | None = None) -> list[Entry]:
     """Return the tensors in a table that a model has."""
     leaves, c = flatten(model_shapes(model.task, model.config, N_C=len(model.labels))), model.config
     of_layers = places(c.variant, c.L) if hasattr(c, "L") else ()
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
-    return entries_of(table, shapes, conv1d=conv1d, places=of_layers)
+    found = entries_of(table, shapes, conv1d=conv1d, places=of_layers)
+    return head.entries(found, table, shapes, c.L) if head and c.variant.mtp else found
 
 
 def value_at(config: Any, path: str, lines: Mapping[str, Any] = MappingProxyType({})) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from algorithms.lines import GatedDelta, RMSNorm
+from training.interchange import mtp
 from training.interchange.containers import Tensors
 from training.interchange.decoders import LINE, SILU, VARIANT, WITHOUT_MLP, Norms, of_lines
 from training.interchange.description import (
@@ -60,6 +61,7 @@ def _of_qwen(names: str, H_kv: int, projections: dict[str, str], **others: Any) 
         },
         layers=Layers(every(4, "full_attention_interval", (LINEAR, FULL))),
         ignored=("mtp.*", "model.visual.*"),
+        head=mtp.QWEN,
         **others,
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from algorithms.lines import MLP, XIELU, Embedding, LayerNorm, RMSNorm, Rotary
+from training.interchange import mtp
 from training.interchange.decoders import FACTORS, LINE, OF_ALL, VARIANT, Norms, of_lines, window
 from training.interchange.description import Field, Fields, Gate, Layers, Need, every, written
 from training.interchange.experts import First, of_shared_mlp
@@ -286,6 +287,7 @@ _ROWS = [
         biases=(_OF_QKV,),
         H_kv=8,
         epsilon=1e-5,
+        head=mtp.DEEPSEEK,
     ),
     of_lines(
         "exaone4 Exaone4",

@@ -38,6 +38,7 @@ class Entry(NamedTuple):
     beside: str = ""  # the name of our array that a layer with this tensor has, too; "": any
     unless: str = ""  # the name of our array that a layer with this tensor has not
     aliases: tuple[str, ...] = ()  # other names, which a checkpoint may have in addition or instead
+    copies: tuple[str, ...] = ()  # other names under which a checkpoint has the same tensor again
     heads: str = ""  # the name of our array with as many heads as interleave in its rows, if any do
     expert: int | None = None  # the expert's number, in arrays that are stacked over layers and experts
     # whether it has all experts, or heads, on an axis in front; our arrays then alternate row by row
@@ -201,7 +202,9 @@ def lookup(tensors: Tensors, entries: Iterable[Entry], prefix: str) -> dict[str,
     """Return the names of each entry's tensor in a file, where the prefix may be missing or added."""
     names, found = set(tensors.names), {}
     for entry in entries:
-        candidates = [c for n in (entry.name, *entry.aliases) for c in (n, n.removeprefix(prefix), prefix + n)]
+        candidates = [
+            c for n in (entry.name, *entry.aliases, *entry.copies) for c in (n, n.removeprefix(prefix), prefix + n)
+        ]
         found[entry.name] = [n for n in dict.fromkeys(candidates) if n in names]
     return found
 
@@ -303,4 +306,5 @@ def write(entries: Iterable[Entry], leaves: Mapping[str, Any]) -> Iterator[tuple
         if not entry.leaves:
             yield entry.name, np.full(entry.lead, entry.value, next(iter(leaves.values())).dtype)
             continue
-        yield entry.name, entry.join([np.asarray(leaves[leaf][entry.at]) for leaf in entry.leaves], shapes)
+        for name in (entry.name, *entry.copies):
+            yield name, entry.join([np.asarray(leaves[leaf][entry.at]) for leaf in entry.leaves], shapes)

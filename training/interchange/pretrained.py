@@ -370,7 +370,7 @@ def _read(
         entries,
         template,
         prefix="" if of_gguf else architecture.prefix,
-        ignored=(*architecture.ignored, *consistency.later_layers(fields, model)),
+        ignored=consistency.ignored(fields, model, architecture),
         dtype=dtype,
         progress=progress,
     )
