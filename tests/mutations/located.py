@@ -20,6 +20,7 @@ from algorithms.model.variants import VARIANTS
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.changes import ARCHITECTURES
 from training.crosscheck.comparison import OracleCache, compare
+from training.crosscheck.models import family_parameters
 from training.crosscheck.results import Results
 from training.crosscheck.scenarios import Scenarios, masked_tokens
 from training.crosscheck.variants import VariantScenarios, compare_variant, with_numbers_that_matter
