@@ -22,7 +22,6 @@ class Case(NamedTuple):
     device: str  # "h100", or a TPU topology (its first chip is used)
     B: int  # sequences
     sizes: dict[str, Any]
-    packed: bool = False  # whether rows are of several documents, as by train.py
 
     def compiled(self, f, arguments, **options):
         """A function of such arrays, compiled where it finds the platform by the mesh."""
@@ -44,7 +43,7 @@ def training_step(case):
     optimizer = optax.adamw(1e-3)
     theta = jax.eval_shape(lambda key: init_d_transformer(key, case.config), jax.random.key(0))
     x = jax.ShapeDtypeStruct((case.B, case.sizes["l_max"]), jnp.int32)
-    update = reference.training_step(lambda theta, x: loss(theta, x, packed=case.packed), optimizer)
+    update = reference.training_step(loss, optimizer)
     return programs.of(case.compiled(update, (theta, jax.eval_shape(optimizer.init, theta), x), donate_argnums=(0, 1)))
 
 
