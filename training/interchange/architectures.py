@@ -5,11 +5,10 @@ from training.interchange import (
     encoder_decoder,
     encoders,
     encoders_of_decoders,
+    gated,
     gemma4,
     gpt_decoders,
-    griffin,
     hybrids,
-    lfm,
     llama4,
     llama_like,
     mamba,
@@ -19,7 +18,7 @@ from training.interchange import (
 ARCHITECTURES = {
     kind: architecture
     for module in (
-        *(gpt_decoders, llama_like, deepseek, gemma4, hybrids, mamba, griffin, lfm, llama4),
+        *(gpt_decoders, llama_like, deepseek, gemma4, hybrids, mamba, gated, llama4),
         *(encoders, encoders_of_decoders, encoder_decoder, torch_transformer),
     )
     for kind, architecture in module.KINDS.items()

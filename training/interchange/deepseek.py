@@ -54,7 +54,7 @@ def latent_sizes(d_q: int | None) -> list[Any]:
 
 def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
     fields.require("num_key_value_heads", found["H"], "keys shared by heads")
-    if {*fields.get("indexer_types", ["full"])} != {"full"}:
+    if {*map(str, fields.items("indexer_types", ["full"]))} != {"full"}:
         fields.needs.append("choices of tokens that layers share (indexer_types)")
     if kind != "deepseek_v2":
         pairs = "neighbors" if fields.flag("rope_interleave", True) else "halves"

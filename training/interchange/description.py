@@ -98,6 +98,11 @@ class Fields:
         value = self.get(name, default)
         return self._checked(name, value, isinstance(value, bool), "true or false")
 
+    def items(self, name: str, default: Any) -> Any:
+        """Return a list, or the default if it is missing."""
+        value = self.get(name, default)
+        return self._checked(name, value, value is default or isinstance(value, list), "a list")
+
     def first(self, name: str) -> str:
         """Return the first of a list of strings; "" if the list is empty or missing."""
         value = self.get(name, [])
@@ -286,7 +291,7 @@ def numbered(name: str, kinds: tuple[Any, Any], default: Callable[[int], Sequenc
     """Return a default of `Layers`: those whose numbers a field has are of the second of two kinds."""
 
     def default_kinds(fields: Fields, L: int) -> list[Any]:
-        numbers = fields.get(name, default(L))
+        numbers = fields.items(name, default(L))
         return [kinds[l in numbers] for l in range(L)]
 
     return default_kinds

@@ -113,7 +113,7 @@ class First(NamedTuple):
 
     def read(self, fields: Fields, found: dict[str, Any]) -> None:
         """Add their MLPs to what was found."""
-        types, L = fields.get("mlp_layer_types"), found["L"]
+        types, L = fields.items("mlp_layer_types", None), found["L"]
         n = fields.integer(self.name, self.n, least=0)
         n = types.count(DENSE) if isinstance(types, list) else n
         if types is not None and types != [DENSE] * n + [SPARSE] * (len(types) - n):

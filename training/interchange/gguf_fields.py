@@ -9,10 +9,10 @@ all fields. Defaults are llama.cpp's. A layer whose number of heads of keys is 0
 from typing import Any
 
 from training.interchange.experts import QWEN, SHARED
+from training.interchange.gated import CONVOLUTION
 from training.interchange.gguf_file import Metadata, keys
 from training.interchange.gguf_rotary import OF_SIZES, ROTARY, rotary_in
 from training.interchange.hybrids import LINEAR
-from training.interchange.lfm import CONVOLUTION
 from training.interchange.llama4 import CHUNKED
 from training.interchange.mamba import DENSE, SPARSE, TYPES
 from training.interchange.rotary import FULL

@@ -187,8 +187,8 @@ OF_LETTERS = {"M": LINEAR, "*": FULL, "-": DENSE, "E": SPARSE}
 
 def kinds_of(fields: Fields) -> list[str]:
     """Return the kind of each layer of a file."""
-    letters = [OF_LETTERS.get(letter, letter) for letter in fields.get("hybrid_override_pattern", "ME*-")]
-    said: list[Any] = [NAMES.get(kind, kind) for kind in fields.get(TYPES, letters)]
+    letters = [OF_LETTERS.get(letter, letter) for letter in str(fields.get("hybrid_override_pattern", "ME*-"))]
+    said: list[Any] = [NAMES.get(kind, kind) for kind in fields.items(TYPES, letters)]
     found = Layers(lambda *_: said, "-").of(fields, len(said), [*OF_LETTERS.values()])
     follows = [kind in (DENSE, SPARSE) for kind in found]
     if not found or any(mlp and before for mlp, before in zip(follows, [True, *follows], strict=False)):
