@@ -1,4 +1,6 @@
-"""Layers whose parameters have different shapes: two recurrences to one attention, each a stack of its own."""
+"""Layers whose parameters have different shapes, each kind a stack of its own: two recurrences to one attention, and
+first layers with another MLP.
+"""
 
 import functools
 from typing import Any
@@ -7,20 +9,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import algorithms as alg
 from algorithms.inside import at, intervene, record
 from algorithms.layers import lines_of
-from algorithms.lines import Mixer
+from algorithms.lines import MLP, Attention, Experts, Mixer, Rotary
 from algorithms.model.theta import every_layer, places
 from tests.cases import assert_close, assert_trees_close, by, random_theta
 from tests.own_lines import loops
 from tests.own_lines.retention import HYBRID, Retention
+from training.generation import Generator, generate
+from training.generation.prefixes import Prefixes
+from training.loop.cost import active_parameters
+from training.tasks import TASKS
 
 pytestmark = pytest.mark.sampled(1, tests=4)
 
 SIZES: Any = {"N_V": 13, "l_max": 29, "H": 2, "d_e": 8, "d_mlp": 5}
 X = np.random.default_rng(0).integers(0, 10, (2, 7))
+
+GATED = MLP(activation="silu", gated=True, biases=False)
+EXPERTS = Experts(n=4, k=2, activation="silu", gated=True, biases=False, shared=1)
+LINE = Attention(positions=Rotary(base=100.0), biases=False)
+FIRST = alg.LLAMA.but(mlp=EXPERTS, first=(GATED.but(d_mlp=9),) * 2, attention=(LINE.but(window=2), LINE))
 
 
 def model(L, variant=HYBRID):
@@ -70,12 +82,12 @@ def test_the_stacks_and_their_layers():
 
 @pytest.mark.end_to_end
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("L", [2, 7])
-def test_values_are_those_of_single_layers(L):
-    theta = model(L)
+@pytest.mark.parametrize(("L", "variant"), [(2, HYBRID), (7, HYBRID), (5, FIRST)])
+def test_values_are_those_of_single_layers(L, variant):
+    theta = model(L, variant)
     expected = one_by_one(X, theta, L)
-    assert_close(alg.d_transformer(X, theta), expected)
-    assert_close(alg.d_transformer(X, theta, implementation="paper"), expected)
+    for implementation in ("paper", "dense", "blockwise", "auto"):
+        assert_close(alg.d_transformer(X, theta, implementation=implementation), expected)
 
 
 @pytest.mark.end_to_end
@@ -104,6 +116,18 @@ def test_records_and_changes_have_one_axis_of_layers():
 
 
 @pytest.mark.end_to_end
+def test_experts_are_recorded_in_the_layers_that_have_them():
+    theta, expected = model(5, FIRST), []
+    P, last = one_by_one(X, theta, 5, expected), at("router", layer=0)
+    found, seen = record(alg.d_transformer, "X@8", "router", last)(X, theta)
+    assert_close(found, P)
+    assert_close(seen["X@8"], jnp.stack(expected))
+    assert seen["router"].shape == (3, 4, 2, 7)
+    np.testing.assert_array_equal(seen[last], seen["router"][0])
+    assert_close(intervene(alg.d_transformer, {"X@8": jnp.stack(expected)})(X, theta), P)
+
+
+@pytest.mark.end_to_end
 def test_gradients_do_not_depend_on_what_is_computed_again():
     theta = model(4)
 
@@ -114,6 +138,35 @@ def test_gradients_do_not_depend_on_what_is_computed_again():
     assert all(np.isfinite(g).all() and np.any(np.asarray(g) != 0) for g in jax.tree.leaves(expected))
     for options in ({"remat": True}, {"unroll": True}):
         assert_trees_close(gradient(**options), expected)
+
+
+@pytest.mark.thorough
+def test_cached_tokens_are_those_of_algorithm_14():
+    theta, config = model(5, FIRST), alg.DTransformerConfig(L=5, variant=FIRST, **SIZES)
+    texts, lengths = np.random.default_rng(1).integers(0, 10, size=(2, 20)), np.array([20, 18])
+    options = {"l_gen": 4, "tau": 0.0, "key": jax.random.key(0)}
+    rows = zip(texts, lengths, strict=True)
+    expected = [alg.d_inference(jnp.asarray(x[:n]), theta, **options) for x, n in rows]
+    np.testing.assert_array_equal(generate(theta, texts, lengths=lengths, config=config, **options), expected)
+    generator = Generator(theta, config, prefixes=Prefixes(1 << 20))
+    begun = [generator.generate(texts[:, :17], lengths=np.array([17, 17]), **options) for _ in range(2)]
+    np.testing.assert_array_equal(*begun)
+    np.testing.assert_array_equal(generator.generate(texts, lengths=lengths, **options), expected)
+
+
+def test_counts_and_the_mesh_know_both_kinds():
+    theta, config = model(5, FIRST), alg.DTransformerConfig(L=5, variant=FIRST, **SIZES)
+    of_experts = 3 * 8 * 5
+    params = alg.count_params(alg.init_d_transformer, config)
+    assert params == sum(a.size for a in jax.tree.leaves(theta))
+    assert active_parameters(theta) == params - 3 * 2 * of_experts
+    alike = alg.DTransformerConfig(L=5, variant=FIRST.but(first=()), **SIZES)
+    more = 2 * 3 * 8 * 9 - 2 * (3 * of_experts + 4 * 8)  # an MLP for two chosen experts, a shared one, and a router
+    assert TASKS["d"].flops(config, 7) - TASKS["d"].flops(alike, 7) == 2 * 7 * more
+    specs = alg.partition_specs(theta, jax.sharding.AbstractMesh((2, 2), ("data", "model")))
+    assert specs.layers[0].mlp.W_mlp1 == P(None, None, "data")  # their number of hidden units is odd
+    assert specs.layers[1].mlp.experts.W_mlp1 == P(None, "model", None, "data")
+    assert alg.Variant.from_json(FIRST.to_json()) == FIRST
 
 
 @pytest.mark.end_to_end
