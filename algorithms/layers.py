@@ -190,7 +190,6 @@ class Lines(NamedTuple):
         return X if theta.W_f is None else self.layer_norm(self.projection(X, theta, gelu), theta.norm_f)
 
     def _added(self, Y):
-        """The output of an attention or MLP, as it is added to the residual stream."""
         factor = self.variant.residual_factor
         return shard(Y if factor == 1 else Y * factor, "tokens")
 
@@ -198,7 +197,6 @@ class Lines(NamedTuple):
         return (self.layer_norm(X, W.norm), W.W) if isinstance(W, NormFirst) else (X, W)
 
     def _key(self, i: int) -> OptionalKey:
-        """The key of line i of those with dropout in this layer."""
         return fold_in(dropout_key.get(), self.draws * self.l + i)
 
     def each_layer(self, X: Any, layers: Layers, *reads: Any) -> Callable[[Layer], Any]:
@@ -225,7 +223,6 @@ class Lines(NamedTuple):
         return run
 
     def _layer(self, body, X, W, l, run, caches, reads):
-        """One layer of a run, and its caches."""
         found: dict[str, Any] = {}
         draws, order = 3 if hasattr(W, "cross_attention") else 2, run[0].order
         f = self._replace(l=l, draws=draws, run=run, caches=caches, store=found.update)

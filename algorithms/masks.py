@@ -188,7 +188,6 @@ def _side_by_side(a: Any, b: Any) -> Array:
 
 
 def _numbers_of_pairs(a: Any, b: Any) -> Array:
-    """A number for each pair of a and b, by their order."""
     a, b = jnp.broadcast_arrays(a, b)
     order = jnp.lexsort((b, a))
     a, b = (jnp.take_along_axis(n, order, axis=-1) for n in (a, b))

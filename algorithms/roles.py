@@ -127,7 +127,6 @@ def partition_specs(
 
 
 def _map_declared(function: Callable[[str, Shape], Any], tree: Any) -> Any:
-    """Map a function of an array's name and shape over a tree."""
     shapes = declared(tree)
 
     def of_leaf(path, leaf):

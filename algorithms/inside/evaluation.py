@@ -59,7 +59,6 @@ def _is_loop_over_layers(site: Site, visits: Container[Site]) -> bool:
 
 
 def _found_in_a_turn(jaxpr: Jaxpr) -> dict[Site, Found]:
-    """The named values of one iteration, with the number of their repeated computations."""
     found: dict[Site, Found] = {}
     for eqn in jaxpr.eqns:
         for site, f in _found_in_equation(eqn).items():
@@ -224,7 +223,6 @@ class Evaluator:
         return [read(v) for v in jaxpr.outvars], dict(seen)
 
     def _is_observed(self, eqn: Any) -> bool:
-        """Whether an equation names, or contains, a value that is requested or edited."""
         if eqn.primitive is named_p:
             return eqn.params["site"] in self.sites
         if _is_computed_again(eqn):
@@ -350,7 +348,6 @@ def _after_loop(recorded: Recording, length: int) -> Recording:
 
 
 def _placed(values: list[Any], shardings: Any) -> list[Any]:
-    """Arrays constrained to the shardings of a compiled function."""
     return [
         jax.lax.with_sharding_constraint(v, s) if isinstance(s, jax.sharding.Sharding) else v
         for v, s in zip(values, shardings, strict=True)

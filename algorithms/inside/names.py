@@ -137,7 +137,6 @@ def _matches(site: Site, own: str, callers: list[str]) -> bool:
 
 
 def _outwards(path: tuple[Line, ...]) -> list[str]:
-    """The numbers of a path's lines, from the inside out."""
     return [line.number for line in reversed(path)] or [""]
 
 

@@ -201,7 +201,6 @@ class _Transformed:
         return value, *(Recorded((names[i], values[i]) for i in order) for values in lists)
 
     def flattened(self) -> tuple[tuple[Any, ...], Any]:
-        """The parts that may hold arrays, and the transformation."""
         return (self._f, self._places, *self._changes), self._run
 
 
@@ -232,7 +231,6 @@ class _Program:
         self.sites = list({site.key: site for site in self.found}.values())  # the last of those with one key
 
     def has(self, where: At) -> bool:
-        """Whether a name matches a value of the program."""
         try:
             find(where, self.sites, self._name)
         except ValueError:
@@ -258,7 +256,6 @@ class _Program:
         return part
 
     def run(self, requests: list[Part], edits: list[tuple[Part, Any]]) -> tuple[Any, list[Array]]:
-        """The function's results, and the requested values."""
         out, seen = Evaluator(requests, edits).run(self._jaxpr, list(self._arrays))
         return jax.tree.unflatten(self._out, out), seen
 

@@ -134,7 +134,6 @@ def _kinds(annotation: Any) -> _Kinds:
 
 @functools.cache
 def _fields_of(kind: Any) -> dict[str, Any]:
-    """The annotations of a pytree's fields; empty for a class that holds no arrays."""
     fields = kind.__annotations__ if hasattr(kind, "_fields") or dataclasses.is_dataclass(kind) else {}
     return {} if all(_kinds(field).is_static for field in fields.values()) else dict(fields)
 
@@ -363,7 +362,6 @@ def _words_for_array(of: str, dims: str) -> str:
 
 
 def _may_be(array: Any, kind: Any) -> bool:
-    """Whether an array has the dtype of this kind, and as many axes at least."""
     axes = kind.dim_str.split()
     return has_dtype(array, KINDS[kind.dtype.__name__][1]) and array.ndim >= len(axes) - ("batch" in kind.dim_str)
 
@@ -605,8 +603,6 @@ def algorithm(number: int, name: str) -> Callable[[Callable[P, R_co]], Public[P,
 
 
 class _Shown(str):
-    """An annotation as `help` prints it."""
-
     __repr__ = str.__str__
 
 

@@ -360,7 +360,6 @@ class _Steps(Steps):
         return self.line.result(V_tilde if result is None else result(V_tilde), self.at)
 
     def _with_axes(self, read: QKV) -> QKV:
-        """The same with the axes of sequences in ``own``."""
         X, W = self.at.X, self.at.W
         if read.own is None or X.ndim == 2:
             return read

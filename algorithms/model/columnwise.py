@@ -82,7 +82,6 @@ def check_columns(theta: Any, layers: Any) -> None:
 
 
 def _is_ours(record: Any) -> bool:
-    """Whether a record, and the records in its fields, are of this package."""
     if not isinstance(record, Record):
         return True
     return type(record).__module__.startswith("algorithms.") and all(map(_is_ours, vars(record).values()))
@@ -104,7 +103,6 @@ def _in_float64(find: Callable[..., Any], line: Any, tree: Any, shapes: Any, d_e
 
 
 def _drawn(rng: Any, *shape: int) -> Array:
-    """Random parameters: matrices around 0, and vectors with entries from 0.25 to 0.75."""
     a = rng.standard_normal(shape) / shape[-1] ** 0.5 if len(shape) > 1 else rng.uniform(0.25, 0.75, shape)
     return jnp.asarray(a, float)
 
@@ -130,7 +128,6 @@ def _first_mixed(line: Any, W: Any, rng: Any, d_e: int) -> tuple[str, str] | Non
 
 
 def _methods(line: Any, W: Any, d_e: int) -> Iterator[tuple[str, tuple[int, ...], Callable[..., dict[str, Any]]]]:
-    """The methods of a line that compute columns: their names, the rows of their input, and results by name."""
     if isinstance(line, Attention):
         yield "read", (d_e,), lambda X, W, t: _arrays(line.reading(X, W, MixerMetadata(t)))
         read = jax.eval_shape(

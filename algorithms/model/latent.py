@@ -141,5 +141,4 @@ class Latent(Attention):
         return scale * rows**0.5 * getattr(scaling, "of_scores", 1.0)
 
     def _values(self, Y: Any, W: Any) -> Any:
-        """The weighted sum of values, from the weighted sum of cached latents."""
         return jnp.einsum("hmc,hc...->hm...", W.W_v, Y[:, : self.d_c])

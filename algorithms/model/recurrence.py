@@ -78,11 +78,9 @@ class Recurrence(Mixer, abstract=True):
         return {heads: self.n, keys: self.n_keys, d_k: self.d_key, d_v: self.d_value, taps: self.width}
 
     def _axes(self) -> tuple[str, ...]:
-        """The names of the axes that `sizes` has."""
         return tuple(axis.format(self.name) for axis in ("N_{}", "N_{}_keys", "d_{}_k", "d_{}_v", "d_{}_taps"))
 
     def _shared_shapes(self) -> dict[str, Any]:
-        """The shapes of the projections, the taps and the decay."""
         heads, of_keys, d_k, d_v, taps = self._axes()
         keys, values = f"{of_keys} {d_k}", f"{heads} {d_v}"
         found = {"W_z": array(f"{values} d_e"), "W_a": array(f"{heads} d_e"), "W_out": array(f"d_e {heads}*{d_v}")}
@@ -135,13 +133,11 @@ class Recurrence(Mixer, abstract=True):
         return State(S, jnp.zeros(keys, dtype), jnp.zeros(keys, dtype), jnp.zeros(values, dtype))
 
     def _activated(self, each: list[Any], W: Any) -> list[Any]:
-        """SiLU of the convolutions' results, with a bias if there is one."""
         if hasattr(W, "b_q"):
             each = [Y + as_columns(b, Y) for Y, b in zip(each, (W.b_q, W.b_k, W.b_v), strict=True)]
         return list(map(jax.nn.silu, each))
 
     def _of_every_head(self, Y: Any) -> Any:
-        """Queries or keys, repeated for the heads that share them."""
         return jnp.repeat(Y, self.n // self.n_keys, axis=0)
 
 

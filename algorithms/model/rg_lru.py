@@ -123,7 +123,6 @@ class RGLRU(Mixer):
         return State(h, jnp.zeros(B, bool), jnp.zeros(past, dtype))
 
     def _read(self, u: Any, begins: Any, W: RGLRUParams) -> tuple[Any, Any]:
-        """Log α, and what is added to each row, from the columns after their convolution."""
         dtype = accumulation_dtype(u.dtype)
         u = (u + as_columns(W.b_c, u)).astype(dtype)
         gate_i, gate_r = (
@@ -134,7 +133,6 @@ class RGLRU(Mixer):
         return log_alpha, jnp.where(begins, 1, _root(-jnp.expm1(2 * log_alpha))) * gate_i * u
 
     def _written(self, h: Any, X: Any, W: RGLRUParams) -> Any:
-        """``W_out (h ⊙ GELU(W_y X + b_y)) + b_out``."""
         gate = gelu_tanh(linear(W.W_y, X, W.b_y))
         Y = h.astype(X.dtype) * gate
         return linear(W.W_out, of_all_heads(Y), W.b_out)

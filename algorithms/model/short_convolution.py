@@ -83,10 +83,8 @@ class ShortConvolution(Mixer):
         return jnp.zeros((self.d, self.width - 1, B), W.W_out.dtype)
 
     def _gated(self, X: Any, W: Any) -> Any:
-        """``(W_i X + b_i) ⊙ (W_x X + b_x)``."""
         return linear(W.W_i, X, W.b_i) * linear(W.W_x, X, W.b_x)
 
     def _written(self, U: Any, X: Any, W: Any) -> Any:
-        """The mixer's output, from the convolution's."""
         U = U if W.b_c is None else U + as_columns(W.b_c, U)
         return linear(W.W_out, linear(W.W_y, X, W.b_y) * U, W.b_out)

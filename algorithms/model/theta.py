@@ -116,7 +116,6 @@ def of_a_variant(kind: C) -> C:
 
 
 def _shown(theta: Any) -> str:
-    """The variant, and the name, dtype and shape of each array."""
     arrays = jax.tree_util.tree_leaves_with_path(theta)
     lines = [f"  {jax.tree_util.keystr(path, simple=True, separator='.')}: {described(a)}" for path, a in arrays]
     return "\n".join([f"{type(theta).__name__} of {theta.variant!r}", *lines])
@@ -259,7 +258,6 @@ def theta_shapes(kind: Any, variant: Variant, config: Any = None, theta: Any = N
 
 
 def _left_out(kind: Any, config: Any) -> list[str]:
-    """The parameters that a variant may have, and this configuration does not."""
     found = ["W_u"] * config.tied
     if kind is ETransformerParams:
         biases = getattr(config.variant.mlps[0], "biases", True)

@@ -129,7 +129,6 @@ def of_target(
 
 
 def _is_target(first, rows, targets):
-    """Whether each of these rows of logits is the target of each column."""
     return as_columns(first + jnp.arange(rows), targets[None]) == targets[None]
 
 
@@ -220,7 +219,6 @@ class _Residuals(NamedTuple):
 
 
 def _rounded(residuals, *gradients):
-    """The gradients of X, W_u, b_u and the targets, in the types of these."""
     return *(None if d is None else d.astype(a.dtype) for d, a in zip(gradients, residuals, strict=False)), None
 
 
@@ -229,7 +227,6 @@ def _forward(label_smoothing, N_V, cap, *arguments):
 
 
 def _backward(label_smoothing, N_V, cap, residuals: _Residuals, dlosses):
-    """The gradients of the losses, weighted by their cotangents."""
     _, *gradients = _of_chunks(label_smoothing, N_V, cap, *residuals, dlosses)
     return _rounded(residuals, *gradients)
 

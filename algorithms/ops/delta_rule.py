@@ -87,7 +87,6 @@ class _Chunks(NamedTuple):
 
 
 def _corrected(U: Any, W: Any, S: Any) -> Any:
-    """The δ_t of a chunk by the state before it."""
     return U if W is None else U - W @ S
 
 
@@ -202,7 +201,6 @@ def _after(log_alpha: Any) -> Any:
 
 
 def _pairs(Q: Any, K_left: Any, K: Any, log_alpha: Any, together: Any) -> tuple[Any, Any]:
-    """The matrices M and, below its diagonal, A."""
     if log_alpha.shape[-1] == 1:
         is_later = jnp.tri(log_alpha.shape[-2], k=-1, dtype=bool)[None, None, None]
         between = jnp.cumsum(jnp.where(is_later, log_alpha, 0), axis=-2)

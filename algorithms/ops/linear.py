@@ -174,7 +174,6 @@ def _is_native(A: Array, B: Array, axes: Any) -> bool:
 
 
 def _in_float32(A: Array, B: Array, *, axes: Any, dtype: jnp.dtype) -> Array:
-    """The product of bfloat16 factors, accumulated in float32 and rounded to ``dtype`` at the end."""
     of_A, of_B = axes
     free = [size for a, summed in ((A, of_A), (B, of_B)) for i, size in enumerate(a.shape) if i not in summed]
     n = math.prod(A.shape[i] for i in of_A)

@@ -50,7 +50,6 @@ class _Blocks:
         return dP[self.more_x : self.more_x + self.l_z + self.l_x].T
 
     def of(self, j: int | Array, i: int | Array) -> tuple[Part, Part]:
-        """The tokens of the context, and the primary ones, of the block (j, i)."""
         return Part(j * self.b_z, self.b_z), Part(i * self.b_x, self.b_x)
 
     def block(self, j: int | Array, i: int | Array) -> Block:

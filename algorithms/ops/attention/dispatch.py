@@ -265,7 +265,6 @@ def automatic(
 
 
 def _kernel_refuses(name: str, Q: Array, K: Array, V: Array, scores: Scores, platform: str) -> str | None:
-    """Why a library's kernel is not available for these arguments, or None if it is."""
     if scores.sinks is not None:
         return "the kernel does not support sinks"
     if scores.by_distance:
@@ -274,7 +273,6 @@ def _kernel_refuses(name: str, Q: Array, K: Array, V: Array, scores: Scores, pla
 
 
 def _refuse(name: str, Q: Array, K: Array, V: Array, scores: Scores) -> None:
-    """Raise ValueError if an implementation requested by name is not available for these arguments."""
     reason = None
     if name in LIBRARY_KERNELS:
         reason = _kernel_refuses(name, Q, K, V, scores, platform_of(Q))
@@ -292,7 +290,6 @@ def _with_batch(a: Array, batch: tuple[int, ...], at: int) -> Array:
 
 
 def _flat(a: Array, heads: bool, batch: tuple[int, ...]) -> Float[Array, "H d B l"]:
-    """``[*heads, d, *batch, l]``, reshaped to one axis of heads and one of sequences."""
     rows = a.shape[:2] if heads else (1, *a.shape[:1])
     return a.reshape(*rows, math.prod(batch), a.shape[-1])
 

@@ -63,21 +63,17 @@ class _Strip(NamedTuple):
         return self.scores.block(self.z, self.x, self.l_x, turned=True)
 
     def queries(self, a: Shaped[Array, "d l_x"]) -> Shaped[Array, "d n"]:
-        """The columns of the strip's queries."""
         return dynamic_slice_in_dim(a, self.x.first, self.x.n, 1)
 
     def with_queries(self, a: Float[Array, "d l_x"], columns: Float[Array, "d n"]) -> Float[Array, "d l_x"]:
-        """``a``, with these columns in the place of the strip's queries."""
         return dynamic_update_slice_in_dim(a, columns.astype(a.dtype), self.x.first, 1)
 
     def with_distances(self, dP: Float[Array, "d_r _"], columns: Float[Array, "d_r n"]) -> Float[Array, "d_r _"]:
-        """``dP``, with these columns added where the strip's distances are."""
         at = Scores.first_distance(self.z, self.x, self.l_x)
         return dynamic_update_slice_in_dim(dP, columns + dynamic_slice_in_dim(dP, at, columns.shape[1], 1), at, 1)
 
     @property
     def keys(self) -> slice:
-        """The range of keys."""
         return slice(self.z.first, self.z.first + self.z.n)
 
 
