@@ -97,7 +97,7 @@ class HandDerived:
 
 
 def hand_derived(
-    forward: Callable[..., tuple[Any, Any]],
+    forward: Callable[..., tuple[Any, Any]] | None,
     backward: Callable[..., tuple[Any, ...]],
     static: tuple[int, ...] = (),
     value: Callable[..., Any] | None = None,
@@ -105,7 +105,7 @@ def hand_derived(
     """Register a forward pass and its backward pass.
 
     Args:
-        forward: returns the value and the residuals.
+        forward: returns the value and the residuals; None: that of ``value``, and the arguments that are not static.
         backward: accepts the static arguments, the residuals and the cotangent; returns the gradient of each argument
             that is not static.
         static: the positions of the arguments that are not arrays.
@@ -113,9 +113,15 @@ def hand_derived(
             ``implementation="paper"``. With it, ``forward`` may call the result of this function, whose rule then also
             applies when its gradient is differentiated; None: the value is that of ``forward``.
     """
-    rule = jax.custom_vjp(value or (lambda *arguments: forward(*arguments)[0]), nondiff_argnums=static)
-    rule.defvjp(forward, backward)
-    return HandDerived(forward, backward, value, rule)
+
+    def keeping_arguments(*arguments):
+        return of_arguments(*arguments), [a for i, a in enumerate(arguments) if i not in static]
+
+    both = forward or keeping_arguments
+    of_arguments = value or (lambda *arguments: both(*arguments)[0])
+    rule = jax.custom_vjp(of_arguments, nondiff_argnums=static)
+    rule.defvjp(both, backward)
+    return HandDerived(both, backward, value, rule)
 
 
 def with_derivative_of(f: Callable[..., T], value: T, *arguments: Any) -> T:

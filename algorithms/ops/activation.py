@@ -155,16 +155,13 @@ def _value(name, X):
     return _FUNCTIONS[name][0](X)
 
 
-def _forward(name, X):
-    return _value(name, X), X
-
-
-def _backward(name, X, dY):
+def _backward(name, residuals, dY):
     """``∂F/∂X = dY ⊙ f'(X)``, entry by entry."""
+    (X,) = residuals
     return (dY * _FUNCTIONS[name][1](X),)
 
 
-activate = hand_derived(_forward, _backward, static=(0,), value=_value)
+activate = hand_derived(None, _backward, static=(0,), value=_value)
 """``activate(name, X)``: the activation of this name, elementwise."""
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,17 +47,7 @@ def _affine(W, X, b):
     return Y if b is None else Y + as_columns(b, Y)
 
 
-class _Residuals(NamedTuple):
-    W: Array
-    X: Array
-    b: Array | None
-
-
-def _forward(W, X, b):
-    return _affine(W, X, b), _Residuals(W, X, b)
-
-
-def _backward(residuals: _Residuals, dY):
+def _backward(residuals, dY):
     """With dY the gradient of the loss with respect to Y = W X + b 1ᵀ::
 
         ∂F/∂W = dY Xᵀ
@@ -76,7 +66,7 @@ def _backward(residuals: _Residuals, dY):
     return dW.astype(W.dtype), dX.astype(X.dtype), db
 
 
-_linear = hand_derived(_forward, _backward, value=_affine)
+_linear = hand_derived(None, _backward, value=_affine)
 
 
 def tied_logits(
@@ -225,10 +215,6 @@ def one_or_nan(v: Integer[Array, "*shape"], n: int) -> Float[Array, "*shape"]:
     return jnp.where((v >= 0) & (v < n), 1.0, jnp.nan)
 
 
-def _forward_of_lookup(W, v):
-    return _columns(W, v), (W, v)
-
-
 def _backward_of_lookup(residuals, dE):
     """The gradient of a column of W is the sum over all positions of its token::
 
@@ -251,4 +237,4 @@ def _backward_of_lookup(residuals, dE):
     return dW.astype(W.dtype), None
 
 
-_lookup = hand_derived(_forward_of_lookup, _backward_of_lookup, value=_columns)
+_lookup = hand_derived(None, _backward_of_lookup, value=_columns)

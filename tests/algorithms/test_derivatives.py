@@ -17,6 +17,7 @@ from jax.experimental import checkify
 
 import algorithms as alg
 from algorithms.layers import lines_of
+from algorithms.lines import MTP
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 
@@ -26,11 +27,13 @@ EVERY = (*cases.IMPLEMENTATIONS, "auto")
 L = 5
 D = cases.random_theta(alg.DTransformerConfig(L=1, **cases.TINY))
 E = cases.random_theta(alg.ETransformerConfig(L=1, d_f=2, **cases.TINY))
+WITH_HEAD = cases.random_theta(alg.DTransformerConfig(L=1, **cases.TINY, variant=alg.PAPER.but(mtp=MTP())))
 ED = cases.random_theta(alg.EDTransformerConfig(L_enc=1, L_dec=1, **cases.TINY))
 x, z = (np.asarray(cases.random_tokens(l, n=7, seed=seed)) for seed, l in enumerate((L, 4)))
 X, Z, V = (np.asarray(cases.normal(3, l, seed=seed)) for seed, l in enumerate((L, 4, 4)))
 W_u, b_u, W_e = (np.asarray(cases.normal(*of, seed=4 + i)) for i, of in enumerate(((7, 3), (7,), (3, 7))))
 weights = np.array([1.0, 0.5, 0.0, -2.0, 0.0])
+NOT_0 = weights + 0.25  # where one is 0, a token has no loss, and its weight no gradient
 HOLES = jax.device_put((np.random.default_rng(0).random((4, L)) < 0.5) & (np.arange(L) != 3))
 MASKS = {
     "unidirectional": alg.UNIDIRECTIONAL,
@@ -96,11 +99,13 @@ OF_FUNCTIONS = {
     "gelu": ({"x": 3 * X}, (), {}),
     "gelu_tanh": ({"x": 3 * X}, (), {}),
     "relu": ({"x": X}, (), {}),
-    "d_token_losses": ({"theta": D, "weights": weights}, (x,), {}),
+    "d_token_losses": ({"theta": D, "weights": NOT_0}, (x,), {}),
     "e_token_losses": ({"theta": E}, (x,), {"x_tilde": np.where(np.arange(L) == 1, 4, x)}),
     "ed_token_losses": ({"theta": ED}, (x[:3], x), {}),
+    "mtp_token_losses": ({"X": X, "theta": WITH_HEAD, "weights": NOT_0}, (), {"x": x}),
+    "mtp_hidden_state": ({"X": X, "theta": WITH_HEAD}, (), {"y": x}),
     "d_token_losses, of columns": (
-        {"x": X, "theta": D, "weights": weights},
+        {"x": X, "theta": D, "weights": NOT_0},
         (),
         {"targets": x, "mask": alg.BIDIRECTIONAL},
     ),
