@@ -100,15 +100,11 @@ def loss(
     implementation: Implementation = "auto",
     dtype: Any = jnp.bfloat16,
     unroll: bool = False,
-    packed: bool = False,
 ) -> jax.Array:
-    """Return the nats of the next tokens of x: [B, l], divided by the size of x; computed in ``dtype``. If ``packed``,
-    x also has the numbers of the documents, for what this costs.
-    """
+    """Return the nats of the next tokens of x: [B, l], divided by the size of x; computed in ``dtype``."""
     theta = jax.tree.map(lambda a: a.astype(dtype), theta)
     W_u, targets = theta.variant.unembedding.matrix(theta), jnp.roll(x, -1, axis=1)
-    segments = x if packed else None
-    X = d_hidden_state(x, theta, implementation=implementation, unroll=unroll, segments=segments)
+    X = d_hidden_state(x, theta, implementation=implementation, unroll=unroll)
     weights = jnp.broadcast_to(jnp.arange(x.shape[1])[None] < x.shape[1] - 1, x.shape).astype(jnp.float32)
     return log_loss(X, W_u, targets, weights=weights, implementation=implementation) / x.size
 
