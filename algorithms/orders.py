@@ -19,7 +19,7 @@ class NormFirst(NamedTuple):
 
 def norms_first(W: Any) -> Any:
     """A layer of Algorithm 8 or 9 with each norm moved from behind an attention or MLP to its input."""
-    parts = list(W._asdict())
+    parts = [name for name in W._fields if name != "end"]
     pairs = zip(parts[::2], parts[1::2], strict=True)
     moved = {name: NormFirst(getattr(W, norm), getattr(W, name)) for name, norm in pairs}
     return W._replace(**moved, **dict.fromkeys(parts[1::2]))
