@@ -216,15 +216,10 @@ def deepseek(m: Metadata, found: State) -> State:
 
 def glm4_moe(m: Metadata, found: State) -> State:
     """Return GLM-4.5's fields."""
-    return _without_later(m) | {"use_qk_norm": m.has("blk.0.attn_q_norm.weight")}
+    return without_later(m) | {"use_qk_norm": m.has("blk.0.attn_q_norm.weight")}
 
 
-def glm_dsa(m: Metadata, found: State) -> State:
-    """Return GLM-5's fields: DeepSeek's, of V3."""
-    return deepseek(m, found) | _without_later(m)
-
-
-def _without_later(m: Metadata) -> State:
+def without_later(m: Metadata) -> State:
     """Return the number of layers without the last of a file, which predict the token after the next, and of these."""
     later = m.get("nextn_predict_layers", 0)
     return {"num_hidden_layers": m.layers() - later, "num_nextn_predict_layers": later}
@@ -275,7 +270,7 @@ def _by_heads(m: Metadata) -> tuple[list[str], int]:
     return [FULL if count else LINEAR for count in counts], n
 
 
-def _heads_of_layers(state: State, n: int) -> dict[str, Any]:
+def heads_of_layers(state: State, n: int) -> dict[str, Any]:
     """Return the metadata on which layers have attention, with n heads of keys."""
     return {"attention.head_count_kv": [n if kind == FULL else 0 for kind in state["layer_types"]]}
 
@@ -353,11 +348,6 @@ def nemotron(m: Metadata, found: State) -> State:
     biases = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
     has = {of: any(name.endswith(f".{part}.bias") for name in m.file.tensors) for of, part in biases.items()}
     return {TYPES: types, "intermediate_size": width, **sizes, **has}
-
-
-def granite_moe(m: Metadata, found: State) -> State:
-    """Return the fields of a Granite with experts, and with an MLP that every token takes if there is one."""
-    return {"model_type": "granitemoeshared"} if found[SHARED] else {}
 
 
 def gemma2(m: Metadata, found: State) -> State:
@@ -450,23 +440,13 @@ def of_qwen35(state: State) -> dict[str, Any]:
 
 def of_granite_hybrid(state: State) -> dict[str, Any]:
     """Return Granite 4's metadata."""
-    found = _heads_of_layers(state, state["num_key_value_heads"])
+    found = heads_of_layers(state, state["num_key_value_heads"])
     found |= {"ssm.inner_size": state["mamba_n_heads"] * state["mamba_d_head"]}
     found |= {"rope.scaling.finetuned": state["position_embedding_type"] == "rope"}
     if state["num_local_experts"]:
         found |= {key: state[field] for key, (field, _) in MIXTRAL.items()}
         found[SHARED_LENGTH] = state[SHARED]
     return found
-
-
-def of_llada(state: State) -> dict[str, Any]:
-    """Return LLaDA's metadata."""
-    return {"rope.freq_base": state["rope_theta"], "rope.dimension_count": state["d_model"] // state["n_heads"]}
-
-
-def of_lfm2(state: State) -> dict[str, Any]:
-    """Return LFM 2's metadata."""
-    return _heads_of_layers(state, state["num_key_value_heads"])
 
 
 def of_nemotron(state: State) -> dict[str, Any]:
@@ -481,4 +461,4 @@ def of_nemotron(state: State) -> dict[str, Any]:
 
 def of_kimi(state: State) -> dict[str, Any]:
     """Return Kimi Linear's metadata: latents as in DeepSeek's, and how many of the first layers have an MLP."""
-    return {**_heads_of_layers(state, 1), **_of_latents(state), "attention.value_length_mla": state["v_head_dim"]}
+    return {**heads_of_layers(state, 1), **_of_latents(state), "attention.value_length_mla": state["v_head_dim"]}

@@ -237,7 +237,7 @@ _QWEN35 = Kind(
 _LFM2 = Kind(
     fields.LFM2,
     fields.lfm2,
-    fields.of_lfm2,
+    lambda state: fields.heads_of_layers(state, state["num_key_value_heads"]),
     constants={"block_auto_adjust_ff_dim": False, "conv_bias": False},
     layer=_table("""
         shortconv.in_proj.weight attention.W_i+W_y+W_x
@@ -262,13 +262,21 @@ KINDS: dict[str, Kind] = {
     ),
     "smollm3": Kind(permuted=True),
     "granite": Kind({**ROTARY, **fields.FACTORS}, permuted=True),
-    "granitemoe": Kind(fields.GRANITE_MOE, fields.granite_moe, types=("granitemoe", "granitemoeshared"), permuted=True),
+    "granitemoe": Kind(
+        fields.GRANITE_MOE,
+        lambda m, found: {"model_type": "granitemoeshared"} if found[fields.SHARED] else {},
+        types=("granitemoe", "granitemoeshared"),
+        permuted=True,
+    ),
     "arcee": Kind(permuted=True),
     "apertus": Kind(layer=_XIELU, repeats=True),
     "llada": Kind(
         fields.LLADA,
         fields.llada,
-        fields.of_llada,
+        lambda state: {
+            "rope.freq_base": state["rope_theta"],
+            "rope.dimension_count": state["d_model"] // state["n_heads"],
+        },
         base=None,
         fixed={"attention.causal": False, "diffusion.shift_logits": False},
         permuted=True,
@@ -311,7 +319,7 @@ KINDS: dict[str, Kind] = {
     "deepseek2": _DEEPSEEK,
     "glm-dsa": _DEEPSEEK._replace(
         names=fields.GLM_DSA,
-        rest=fields.glm_dsa,
+        rest=lambda m, found: fields.deepseek(m, found) | fields.without_later(m),
         types=("glm_moe_dsa",),
         fixed=fields.SIGMOIDS,
         layer=_LATENT | _INDEXER,
