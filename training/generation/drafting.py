@@ -70,9 +70,12 @@ class Model(NamedTuple):
         """Return the slots of m tokens behind the first n."""
         return n[:, None] + positions_in(x).astype(n.dtype)
 
-    def drawn(self, X: Float[Array, "d_e B"], i: Int[Array, "B"], begins: Any = None) -> tuple[Array, Array]:
-        """Draw the i-th token of each sequence after a column, and return its log-probability, too."""
-        scores = self.weights.variant.unembedding.logits(X, self.weights)
+    def scores(self, X: Float[Array, "d_e *columns"]) -> Float[Array, "N_V *columns"]:
+        """Return the logits of columns."""
+        return self.weights.variant.unembedding.logits(X, self.weights)
+
+    def drawn(self, scores: Float[Array, "N_V B"], i: Int[Array, "B"], begins: Any = None) -> tuple[Array, Array]:
+        """Draw the i-th token of each sequence from its logits, and return its log-probability, too."""
         log_P = jax.nn.log_softmax(scores, axis=0)
         scores = scores if begins is None else jnp.where(begins, scores, -jnp.inf)
         y = draw(scores, lambda: jax.vmap(by_own_key(jax.random.fold_in))(self.keys, i), self.sampling)
@@ -83,7 +86,7 @@ class Model(NamedTuple):
         """Draft the token behind y[last], given the tokens y behind the columns X, of which n is the first."""
         columns = mtp_columns(X, y, self.weights, positions=self.slots(y, n))
         X, caches = self.read(self.head, caches, columns, n)
-        return self.drawn(_column(X, last), n + last + 2 - self.lengths)[0], caches
+        return self.drawn(self.scores(_column(X, last)), n + last + 2 - self.lengths)[0], caches
 
     def ends(self, y: Int[Array, "B"]) -> Bool[Array, "B"]:
         """Return which tokens end their sequences."""
@@ -104,7 +107,7 @@ def begun(model: Model, tokens: Int[Array, "B C"], caches: Any, of_head: Any, be
     """Read prompts, which are padded to the length of P, draw a token behind each, and draft the next one."""
     x, l = tokens[:, : len(P)], model.lengths
     X, caches = model.read(model.weights, caches, x, jnp.zeros_like(l))
-    y, log_p = model.drawn(_column(X, l - 1), jnp.zeros_like(l), begins)
+    y, log_p = model.drawn(model.scores(_column(X, l - 1)), jnp.zeros_like(l), begins)
     tokens = _written(tokens, y, l, l > 0)
     draft, of_head = model.drafted(of_head, X, tokens[:, 1 : len(P) + 1], jnp.zeros_like(l), l - 1)
     log_p = _written(jnp.zeros(tokens.shape, log_p.dtype), log_p, l, l > 0)
@@ -123,7 +126,8 @@ def extended(model: Model, state: Drafts, stop: Int[Array, ""]) -> Drafts:
         n, goes_on, rows = state.n, unfinished(state), jnp.arange(len(state.n))
         i = n + 1 - model.lengths
         X, caches = model.read(model.weights, state.caches, jnp.stack([state.tokens[rows, n], state.draft], axis=1), n)
-        (y, of_y), (z, of_z) = (model.drawn(X[..., j], i + j) for j in range(2))
+        scores = model.scores(X)
+        (y, of_y), (z, of_z) = (model.drawn(scores[..., j], i + j) for j in range(2))
         accepted = goes_on & (y == state.draft) & ~model.ends(y)
         tokens, log_p = (_written(*of, n + 1, goes_on) for of in ((state.tokens, y), (state.log_p, of_y)))
         tokens, log_p = (_written(*of, n + 2, accepted) for of in ((tokens, z), (log_p, of_z)))
