@@ -36,19 +36,22 @@ from .loading import held
 from .match import Finder, Group, Match, Observed
 from .recording import Recording
 from .reference import Reference
-from .run import Key, Seen, chosen, kind_of, real, scope_of
+from .run import TABLES, Key, Seen, chosen, kind_of, real, scope_of
 from .telling import Walk, told
 
 __all__ = ["Diagnosis"]
 
-PATIENCE = 12_000
-"""Runs of the reference, of a few milliseconds each, after which a walk stops."""
+PATIENCE = 24_000
+"""Runs of the reference, of one to three milliseconds each, after which a walk stops."""
 
 ROUNDING = 1.0
 """Maximum of `Seen.apart` that rounding alone leaves: it is half as wide as the noise of replicas."""
 
 FORKS = 2
 """Maximum number of times that a walk which ends early goes back and takes the next best choice."""
+
+LOOK = 14
+"""Number of lines in a row that a run may miss where a few departures are looked ahead."""
 
 UNKNOWN = 2
 """Number of departures without a name that end a walk: what follows would be guesses."""
@@ -63,8 +66,8 @@ OF_ATTENTION = (
 SPARE = ("weights", "split", "rotates", "norm_here", "qk_norm", "kv_reads", "kv_layer", "position_index")
 """Slots where code may compute the paper's choice, and then not use it."""
 
-INSERTING = {"extra_norm", "norm_here", "order"}
-"""Slots whose choices add or remove a norm, before lines that may have been found because norms forget a factor."""
+INSERTING = {"extra_norm", "norm_here", "order", "parallel"}
+"""Slots whose choices change what norms read, before lines that may have been found because norms forget a factor."""
 
 Pins = Mapping[str, Seen]
 Trial = tuple[str, str, str]  # slot, place, name
@@ -122,7 +125,7 @@ class Diagnosis:
         if self.runs % 50 == 0:
             self.tell(f"{self.at}, {self.runs} trials")
         options = {"pins": dict(pins or {}), "extras": self.extras, "budget": budget, "loose": self.loose}
-        return Reference(self.case, choices, finder=self.finder, epsilon=self.epsilon, **options, **like).go()
+        return Reference(self.case, choices, finder=self.finder, **{"epsilon": self.epsilon, **options, **like}).go()
 
     def walk(self) -> Walk:
         """The departures that explain all that the code shows; else those of the first walk."""
@@ -230,10 +233,11 @@ class Diagnosis:
     def _repair(self, run: Reference, visit: str) -> bool:
         """Explain the first line that is not in step; whether something does."""
         ids, known = list(run.lines), set(score(run)[1])
-        index = start = ids.index(visit)
-        pins = {other: run.lines[other] for other in ids[:index] if run.lines[other].match is not None} | self.taken
+        index = ids.index(visit)
+        start = self._hidden(run, index) if self.is_narrow else index
+        pins = {other: run.lines[other] for other in ids[:start] if run.lines[other].match is not None} | self.taken
         while start > 0 and ids[start - 1] in pins and ids[start - 1] not in known and ids[start - 1] not in self.taken:
-            start -= 1  # rows of an earlier line, perhaps in another order
+            start -= 1  # rows of an earlier line, perhaps in another order, or all but those of padding
             del pins[ids[start]]
         if run.lines[visit].key.kind in {seen.key.kind for seen in self.taken.values()}:  # as in the layer before
             again = self._take(run, visit, pins)
@@ -253,12 +257,11 @@ class Diagnosis:
     ) -> tuple[dict[str, str] | None, Taken | None]:
         """Choices that explain a line, none of them if float32 does, or a foreign tensor in its place."""
         trials, window = self._trials(run, start)
-        before = self._hidden(run, start) if self.is_narrow else start
-        earlier = self._trials(run, before)[0] if before < start else []
+        trials = list(dict.fromkeys([*trials, *self._trials(run, index)[0]])) if self.is_narrow else trials
         is_strict = self.is_mixed and not {run.lines[other].key.kind for other in window} <= self.loose
         if is_strict and self._loosened(run, pins, index, window, ()) == {}:
             return {}, None
-        singles = [(t,) for t in dict.fromkeys([*earlier, *trials])]
+        singles = [(t,) for t in trials]
         best = self._best(singles, pins, index, run) or self._unused(run, pins, index)
         if best is None and is_strict:
             best = self._loosened(run, pins, index, window, singles)
@@ -295,9 +298,13 @@ class Diagnosis:
         return self._best(pairs or spare, free, index, run)
 
     def _hidden(self, run: Reference, index: int) -> int:
-        """First of the lines before one that are in step but not found: rounding may hide a departure in these."""
-        for i, visit in reversed(list(enumerate(run.lines))[:index]):
-            if run.lines[visit].match is not None and np.shape(run.lines[visit].value)[-2] > 1:  # no mean or variance
+        """First of the lines before one that are in step but not found, or within errors of half their spread: rounding may
+        hide a departure in these.
+        """
+        for i, seen in reversed(list(enumerate(run.lines.values()))[:index]):
+            value = np.real(seen.value[0])
+            spread = float(np.std(value, where=np.isfinite(value)))
+            if seen.match is not None and value.shape[-2] > 1 and 4 * seen.tolerance < spread:  # no mean or variance
                 return index
             index = i
         return index
@@ -400,7 +407,7 @@ class Diagnosis:
 
     def _best(
         self,
-        combinations: Iterable[tuple[Trial, ...]],
+        combinations: Sequence[tuple[Trial, ...]],
         pins: Pins,
         base: int,
         run: Reference,
@@ -417,18 +424,25 @@ class Diagnosis:
         choices, known = self.choices if choices is None else choices, set(score(run)[1])
         budget, ties, like = self._budget(run, base), [], self.run(choices, pins)
         goal = instead[0].key.id if instead is not None else ""
-        for combination in combinations:
-            if not any(use[:2] in like.asked for use in combination):
-                continue  # what reads it is known from the code
-            new, uses = _scoped(combination), [c[:2] for c in combination]
-            held_to = self._before(uses, pins, like) if INSERTING & {slot for slot, _ in uses} else pins
-            try:
-                trial = self.run({**choices, **new}, held_to, budget, like=like, new=uses, goal=goal)
-            except ERRORS:
-                continue
-            rank = self._rank(trial, list(run.lines)[base], base, known, instead)
-            if rank is not None and self._state(run, {**choices, **new}) not in self.been:
-                ties.append((rank, new))
+        far = max(self.case.inputs.get("positions", ()), default=0) + max(self.case.lengths)
+        rough = {} if self.is_narrow else {"epsilon": 0.0, "rough": 64 * max(self.epsilon, TABLES * far)}
+        for most in sorted({min(budget), max(budget)} if look else {min(budget)}):
+            for combination in combinations if not ties else ():
+                if not any(use[:2] in like.asked for use in combination):
+                    continue  # what reads it is known from the code
+                new, uses = _scoped(combination), [c[:2] for c in combination]
+                held_to = self._before(uses, pins, like) if INSERTING & {slot for slot, _ in uses} else pins
+                options = {"like": like, "new": uses, "goal": goal}
+                try:
+                    scout = self.run({**choices, **new}, held_to, most, **options, **rough)
+                    if not _reaches(scout, list(run.lines)[base], base):
+                        continue
+                    trial = self.run({**choices, **new}, held_to, max(budget), **options)
+                except ERRORS:
+                    continue
+                rank = self._rank(trial, list(run.lines)[base], base, known, instead)
+                if rank is not None and self._state(run, {**choices, **new}) not in self.been:
+                    ties.append((rank, new))
         if not ties:
             return None
         every = [new for _, new in sorted(ties, key=lambda t: t[0], reverse=True)]
@@ -446,14 +460,20 @@ class Diagnosis:
         return {visit: seen for visit, seen in pins.items() if visit in ids or visit in self.taken}
 
     def _farthest(self, ties: list[dict[str, str]], choices: Mapping[str, str], pins: Pins) -> dict[str, str]:
-        """The new choices that explain most a few departures later; of equals, most if they hold everywhere."""
-
-        def everywhere(new: Mapping[str, str]) -> int:
-            return self._scored({**choices, **{scope.partition("@")[0]: name for scope, name in new.items()}})[0]
-
+        """The new choices that explain most a few departures later; of those with the same values, the case's own, or the
+        ones that explain most if they hold everywhere.
+        """
+        distinct: dict[Any, tuple[Any, dict[str, str]]] = {}
+        for new in ties:
+            run = self.run({**choices, **new}, pins, LOOK)
+            values = tuple(seen.value[0].tobytes() for seen in run.lines.values())
+            is_own = all(name == run.base_name(*scope.split("@")) for scope, name in new.items())
+            wide = self._scored({**choices, **{scope.partition("@")[0]: name for scope, name in new.items()}})[0]
+            if values not in distinct or (is_own, wide) > distinct[values][0]:
+                distinct[values] = (is_own, wide), new
         best, most = ties[0], -1.0
-        for new in sorted(ties, key=everywhere, reverse=True):
-            explained = self._lookahead({**choices, **new}, pins)
+        for _, new in sorted(distinct.values(), key=lambda of: of[0][1], reverse=True):
+            explained = self._lookahead({**choices, **new}, pins) if len(distinct) > 1 else np.inf
             best, most = (new, explained) if explained > most else (best, most)
             if most == np.inf:
                 break
@@ -466,15 +486,16 @@ class Diagnosis:
         except ERRORS:
             return 0, []
 
-    def _budget(self, run: Reference, base: int) -> int:
-        """Number of lines in a row that a run may miss before it is given up: some more than the code hides elsewhere."""
-        if len(self.recording.tensors) < 60:
-            return 45
+    def _budget(self, run: Reference, base: int) -> tuple[int, int]:
+        """Numbers of lines in a row that a run may miss before it is given up: some more than the code hides before, and
+        how many it may hide where that says little.
+        """
         gap = longest = 0
         for seen in list(run.lines.values())[:base]:
             gap = 0 if seen.match is not None else gap + 1
             longest = max(longest, gap)
-        return max(6, longest + 3) if base > 8 else 16
+        few = 4 * len(run.lines) // len(self.recording.tensors)  # a program that writes files shows a few lines only
+        return max(6, longest + 3), max(few, longest + 3, 6 if base > 8 else 16)
 
     def _rank(
         self, trial: Reference, visit: str, base: int, known: set[str], instead: Any
@@ -501,7 +522,7 @@ class Diagnosis:
 
     def _lookahead(self, choices: dict[str, str], pins: Pins, depth: int = 4) -> float:
         """A trial's score after a few more departures."""
-        run = self.run(choices, pins, 14)
+        run = self.run(choices, pins, LOOK)
         for _ in range(depth):
             ok, ids = in_step(run), list(run.lines)
             index = next((i for i, visit in enumerate(ids) if not ok[visit]), None)
@@ -513,7 +534,7 @@ class Diagnosis:
             if best is None:
                 break
             choices = {**choices, **best}
-            run = self.run(choices, pins, 14)
+            run = self.run(choices, pins, LOOK)
         return len(score(run)[1])
 
     def _widened(self, new: Mapping[str, str], run: Reference) -> Mapping[str, str]:
@@ -680,6 +701,12 @@ class Diagnosis:
             return best[1], text, "named"
         text = f"is another, in no form of the catalogue: {tensor.name} {list(tensor.value.shape)}, from which the next lines follow"
         return best[1], text, "unknown"
+
+
+def _reaches(trial: Reference, visit: str, base: int) -> bool:
+    """Whether a trial explains a line; `base`: its index, but where a choice removes lines before it."""
+    ids = list(trial.lines)
+    return score(trial)[0] > min(base, ids.index(visit) if visit in ids else base)
 
 
 def _scoped(combination: tuple[Trial, ...]) -> dict[str, str]:

@@ -97,6 +97,7 @@ class Finder:
         self.groups: dict[int, list[Group]] = {l: [] for l in lengths}
         self.single: dict[int, list[Observed]] = {}  # what has no axis of tokens, by its size
         self.trees: dict[int, tuple[KDTree, np.ndarray]] = {}
+        self.sums: dict[int, np.ndarray] = {}  # of each row, sorted
         seen = set()
         for tensor in observed:
             visit = (tensor.value.shape, tensor.value.tobytes())
@@ -110,24 +111,29 @@ class Finder:
         for l, groups in self.groups.items():
             if groups:
                 number = np.repeat(np.arange(len(groups)), [len(group.rows) for group in groups])
-                self.trees[l] = (KDTree(np.concatenate([group.rows for group in groups])[:, : lengths[l]]), number)
+                rows = np.concatenate([group.rows for group in groups])[:, : lengths[l]]
+                self.trees[l], self.sums[l] = (KDTree(rows), number), np.sort(rows.sum(-1))
 
-    def find(self, value: Any, tolerance: float) -> Match | None:
-        """Place of a value [parts, rows, tokens], or None."""
-        if np.iscomplexobj(value) or np.isnan(real(value, self.lengths)).any():
+    def find(self, value: Any, tolerance: float, rough: float = 0.0, is_masked: bool = False) -> Match | None:
+        """Place of a value [parts, rows, tokens], or None.
+
+        `rough`: within this share of its largest number; `is_masked`: whether LARGE stands for −∞ in it.
+        """
+        if np.iscomplexobj(value):
             return None
-        is_masked = bool(np.isneginf(value).any())
-        clear = np.where(value <= LARGE, LARGE, value) if is_masked else value
-        radius = MARGIN * tolerance + FLOOR * max(1.0, float(np.abs(value[np.isfinite(value)]).max(initial=0)))
-        if np.mean(np.ptp(real(clear, self.lengths), axis=-1) <= 2 * radius) > 0.5:
-            return None  # the same for every token
-        found = [self._find(clear, radius, is_masked)]
-        if clear.shape[-2] > 1 and clear.shape[-2] in self.trees:
-            other = self._find(np.swapaxes(clear, -1, -2), radius, is_masked)
+        shown = np.abs(real(value, self.lengths))
+        largest = (shown[shown < -LARGE] if is_masked else shown).max(initial=0.0 if rough else 1.0)
+        radius = MARGIN * tolerance + max(FLOOR, rough) * float(largest)
+        found = [self._find(value, radius, is_masked)]
+        if value.shape[-2] > 1 and value.shape[-2] in self.trees:
+            other = self._find(np.swapaxes(value, -1, -2), radius, is_masked)
             if other is not None:
                 other.values = np.swapaxes(other.values, -1, -2)
             found.append(other)
-        return min((match for match in found if match is not None), key=lambda match: match.worst, default=None)
+        best = min((match for match in found if match is not None), key=lambda match: match.worst, default=None)
+        if best is not None and not rough and np.mean(np.ptp(real(value, self.lengths), axis=-1) <= 2 * radius) > 0.5:
+            return None  # the same for every token
+        return best
 
     def find_last(self, value: Any, tolerance: float) -> Match | None:
         """Place of the last column of a value [1, rows, tokens]: code that generates may compute nothing else."""
@@ -144,9 +150,11 @@ class Finder:
     def _find(self, A: Any, radius: float, is_masked: bool) -> Match | None:
         if A.shape[-1] not in self.trees:
             return None
-        n = self.lengths[A.shape[-1]]
+        n, parts = self.lengths[A.shape[-1]], real(A, self.lengths)
+        if not self._may_have(parts, A.shape[-1], radius):
+            return None
         groups, rows, values, worst = [], [], [], 0.0
-        for whole, part in zip(A, real(A, self.lengths), strict=True):
+        for whole, part in zip(A, parts, strict=True):
             best = None
             for group in self._near(part, A.shape[-1], radius) if np.isfinite(part).all() else ():
                 if len(group.rows) < len(part):
@@ -167,6 +175,12 @@ class Finder:
             values.append(np.concatenate([group.values(is_masked)[nearest], padding]))
             worst = max(worst, largest)
         return Match(groups, rows, worst, np.stack(values), radius)
+
+    def _may_have(self, parts: Any, l: int, radius: float) -> bool:
+        """Whether each row has the sum of some foreign row, within what a row within the radius may have."""
+        sums = parts.sum(-1)
+        by = l * (radius + 1e-14 * float(np.abs(sums).max(initial=1.0)))
+        return bool((self.sums[l].searchsorted(sums - by) < self.sums[l].searchsorted(sums + by)).all())
 
     def _near(self, part: Any, l: int, radius: float) -> Iterator[Group]:
         """The groups that have the first rows of a part."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from .catalogue import choice, paper
 
-__all__ = ["LARGE", "LAST", "Choices", "Key", "Named", "Run", "Seen", "chosen", "kind_of", "real", "scope_of"]
+__all__ = ["LARGE", "LAST", "TABLES", "Choices", "Key", "Named", "Run", "Seen", "chosen", "kind_of", "real", "scope_of"]
 
 LARGE = -1000.0
 """Scores below it count as −∞."""
@@ -116,6 +116,7 @@ class Run:
     _: dataclasses.KW_ONLY
     finder: Any = None  # of the foreign tensors
     epsilon: float = 0.0  # of the foreign dtype
+    rough: float = 0.0  # without replicas: a line is found within this share of its largest number, and is not pinned
     pins: Mapping[str, Seen] = dataclasses.field(default_factory=dict)  # values of lines to go on from
     theta: Any = None  # arrays [R, ...] by name, in place of the case's
     extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # foreign biases by name
@@ -245,12 +246,12 @@ class Run:
             tolerance, match, form, apart = found
             seen = Seen(key, value, tolerance, match, form, [source.key.id for source in inputs], parts, apart)
         if seen.read is None:
-            seen.read = seen.value if seen.match is None else self._noisy(seen.match.values)
+            seen.read = seen.value if seen.match is None or self.rough else self._noisy(seen.match.values)
         self.lines[key.id] = seen
         self._count(seen.match, show)
         if key.id == self.goal and seen.match is None:
             raise StopRun
-        return Named(seen.read, key)
+        return Named(seen.read[:1] if self.rough else seen.read, key)
 
     def _count(self, match: Any, show: bool) -> None:
         """Count the lines in a row that were not found, and stop when their budget is spent."""
@@ -284,17 +285,18 @@ class Run:
         of_line: tuple[str, Any, Any] = ("", None, None)
         for name, form, back in (of_line, *forms):
             with np.errstate(all="ignore"):
-                shown = value if form is None else form(value)
-                clean = np.where(shown < LARGE, LARGE, shown) if np.isneginf(shown).any() else shown
-                clean = real(clean, self.case.lengths)
-                tolerance = float(np.max(np.abs(clean[1:] - clean[0]))) if self.epsilon else 0.0
-                if key.kind in self.loose:
-                    largest = float(np.abs(clean[0]).max())
+                clean = value if form is None else form(value)
+                is_masked = bool(np.real(clean.min(initial=0.0)) == -np.inf)
+                clean = np.maximum(clean, LARGE) if is_masked else clean
+                known = real(clean, self.case.lengths)
+                tolerance = float(np.max(np.abs(known[1:] - known[0]))) if self.epsilon else 0.0
+                if self.epsilon and key.kind in self.loose:
+                    largest = float(np.abs(known[0]).max())
                     tolerance = min(tolerance * TABLES / self.epsilon, tolerance + 32 * TABLES * largest)
-                match = self.finder.find(shown[0] if parts else shown[:1], tolerance)
+                match = self.finder.find(clean[0] if parts else clean[:1], tolerance, self.rough, is_masked)
                 if match is not None:
                     values = match.values if parts else match.values[0]
-                    apart = _apart(clean, real(values, self.case.lengths), tolerance) if tolerance else 0.0
+                    apart = _apart(known, real(values, self.case.lengths), tolerance) if tolerance else 0.0
                     if apart > SPREADS:
                         continue
                     match.values = values if back is None else back(values)
