@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,9 @@ class Diagnosis:
                 self.more[slot] = list(dict.fromkeys([*self.more.get(slot, ()), *more]))
         self.loose: set[str] = set()
         self.is_narrow = self.epsilon >= EPSILON["float16"]
+        far = max(self.case.inputs.get("positions", ()), default=0) + max(case.lengths)
+        # options of a run that tells roughly what a trial explains; where many rows are near, it takes longer than it spares
+        self.rough = {} if self.is_narrow else {"epsilon": 0.0, "rough": 64 * max(self.epsilon, TABLES * far)}
         self.is_mixed = self.dtype == "float64" and "float32" in recording.dtypes
         self.taken: dict[str, Seen] = {}
         self.choices: dict[str, str] = {}
@@ -424,8 +427,6 @@ class Diagnosis:
         choices, known = self.choices if choices is None else choices, set(score(run)[1])
         budget, ties, like = self._budget(run, base), [], self.run(choices, pins)
         goal = instead[0].key.id if instead is not None else ""
-        far = max(self.case.inputs.get("positions", ()), default=0) + max(self.case.lengths)
-        rough = {} if self.is_narrow else {"epsilon": 0.0, "rough": 64 * max(self.epsilon, TABLES * far)}
         for most in sorted({min(budget), max(budget)} if look else {min(budget)}):
             for combination in combinations if not ties else ():
                 if not any(use[:2] in like.asked for use in combination):
@@ -434,7 +435,7 @@ class Diagnosis:
                 held_to = self._before(uses, pins, like) if INSERTING & {slot for slot, _ in uses} else pins
                 options = {"like": like, "new": uses, "goal": goal}
                 try:
-                    scout = self.run({**choices, **new}, held_to, most, **options, **rough)
+                    scout = self.run({**choices, **new}, held_to, most, **options, **self.rough)
                     if not _reaches(scout, list(run.lines)[base], base):
                         continue
                     trial = self.run({**choices, **new}, held_to, max(budget), **options)

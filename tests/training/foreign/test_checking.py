@@ -11,6 +11,7 @@ from training.commands.crosscheck import main
 from training.foreign import check
 from training.foreign.beside import beside
 from training.foreign.checking import diagnose
+from training.foreign.diagnose import Diagnosis
 from training.foreign.making import make_case, write_case
 
 
@@ -207,6 +208,22 @@ def test_the_dtype_is_that_of_what_is_computed(glue):
     report = diagnose(case, recording)
     assert report.dtype == "bfloat16"
     assert not report.departures, report
+
+
+def test_sublayers_that_follow_each_other_are_named_where_they_stand_side_by_side():
+    """The mean that the second norm of the same X would have is the first one's, and is found."""
+    (departure,) = diagnose(make_case(10), decoder()(make_case(10), "float64"), {"parallel": "yes"}).departures
+    assert departure.text == "one sublayer follows the other"
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_rough_run_finds_what_a_run_with_errors_finds(dtype):
+    diagnosis = Diagnosis(make_case(10), decoder()(make_case(10), dtype))
+    exact, rough = (diagnosis.run({}, **options) for options in ({}, diagnosis.rough))
+    shown, of_rough = ({v for v, seen in run.lines.items() if seen.match is not None} for run in (exact, rough))
+    assert rough.R == 1
+    assert len(shown) > 40
+    assert shown <= of_rough
 
 
 @pytest.mark.parametrize("wrong", [{"silu": True}, {"scale": True}, {"axis": -2}, {}])
