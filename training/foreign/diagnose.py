@@ -109,7 +109,9 @@ class Diagnosis:
         self.is_narrow = self.epsilon >= EPSILON["float16"]
         far = max(self.case.inputs.get("positions", ()), default=0) + max(case.lengths)
         # options of a run that tells roughly what a trial explains; where many rows are near, it takes longer than it spares
-        self.rough = {} if self.is_narrow else {"epsilon": 0.0, "rough": 64 * max(self.epsilon, TABLES * far)}
+        self.rough: dict[str, Any] = (
+            {} if self.is_narrow else {"epsilon": 0.0, "rough": 64 * max(self.epsilon, TABLES * far)}
+        )
         self.is_mixed = self.dtype == "float64" and "float32" in recording.dtypes
         self.taken: dict[str, Seen] = {}
         self.choices: dict[str, str] = {}
