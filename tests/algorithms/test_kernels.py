@@ -39,7 +39,7 @@ HEADS |= dict.fromkeys(("LLAMA", "MISTRAL", "QWEN2", "QWEN3", "OLMO2", "OLMO3", 
 HEADS |= dict.fromkeys(("GRANITE", "OLMO_HYBRID", "SEED_OSS", "ARCEE", "ERNIE4_5", "STARCODER2", "QWEN2_MOE"), 128)
 HEADS |= dict.fromkeys(("HUNYUAN", "LLADA", "APERTUS", "MINISTRAL3", "OLMO", "EXAONE4", "ERNIE4_5_MOE"), 128)
 HEADS |= dict.fromkeys(("NEMOTRON_H", "NEMOTRON3", "DEEPSEEK_V32"), 128)
-HEADS |= {"NEOX": 96, "GLM4_MOE": 128, "GLM4_MOE_LITE": 192, "GLM5": 192}
+HEADS |= {"GEMMA4": 256, "GEMMA4_E": 256, "NEOX": 96, "GLM4_MOE": 128, "GLM4_MOE_LITE": 192, "GLM5": 192}
 HEADS |= dict.fromkeys(("OPT", "MIXTRAL", "QWEN3_MOE", "OLMOE", "MINIMAX_M2", "LLAMA4", "DEEPSEEK", "KIMI_LINEAR"), 128)
 B, l = 2, 1024
 
@@ -55,7 +55,16 @@ def loss_of(name):
 
 def config_of(name):
     variant, d = VARIANTS[name], HEADS.get(name, 64)
-    sizes = {"N_V": 97, "l_max": l, "H": 2, "d_e": 128, "d_attn": d, "d_mid": d, "d_mlp": 128, "variant": variant}
+    sizes = {
+        "N_V": 97,
+        "l_max": l,
+        "H": 4 if name == "GEMMA4" else 2,
+        "d_e": 128,
+        "d_attn": d,
+        "d_mid": d,
+        "d_mlp": 128,
+        "variant": variant,
+    }
     L = variant.shared_layers * (len(variant.attention) if isinstance(variant.attention, tuple) else 1)
     if name in TRANSLATORS:
         return alg.EDTransformerConfig(**sizes, L_enc=L, L_dec=L)

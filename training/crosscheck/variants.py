@@ -44,11 +44,13 @@ def with_numbers_that_matter(variant: Any) -> Any:
     variant = small(variant)
 
     def normed(line: Any) -> Any:
-        norms = ("normalize_heads", "normalize_output")
+        norms = ("normalize_heads", "normalize_values", "normalize_output")
         given = {name: getattr(line, name) for name in norms if getattr(line, name, None) is not None}
         return line.but(**{name: norm.but(epsilon=EPSILON) for name, norm in given.items()})
 
+    end = variant.layer_end
     return variant.but(
+        layer_end=end and end.but(norm=end.norm.but(epsilon=EPSILON)),
         norm=variant.norm.but(epsilon=EPSILON) if variant.norm.epsilon else variant.norm,
         attention=tuple(map(normed, variant.attentions)),
         mlp=tuple(m and normed(m) for m in variant.mlps_in_turn),

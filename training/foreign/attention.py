@@ -151,7 +151,7 @@ class Attention(Parts):
     def _values_of(self, place: str, V: Named, K: Named) -> Named:
         """The values, normalized in some models; `K`: the keys, if these are also values."""
         V = K if K is not V and self.use("keys_as_values", place, Key(place, 4, "3")) else V
-        if not self.use("value_norm", place, Key(place, 4, "return")):
+        if not self.use("value_norm", place, V.key):
             return V
 
         def normalized() -> Any:

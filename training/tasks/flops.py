@@ -19,13 +19,14 @@ def attention_flops(c: Any, L: int, l_x: int, l_z: int) -> int:
 def score_flops(c: Any, L: int, l_x: int, l_z: int) -> int:
     """Return the FLOPs of lines 4 to 7 of Algorithm 4 in L layers: those of all pairs of tokens."""
     parts = (part for l in range(L) for part, _ in c.variant.attention_of(l).parts())
-    attentions = sum(isinstance(part, Attention) for part in parts)
-    return attentions * 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
+    rows = ([part.d_head or c.d_attn, part.d_head or c.d_mid] for part in parts if isinstance(part, Attention))
+    return 2 * c.H * l_x * l_z * sum(map(sum, rows))
 
 
 def layer_flops(c: Any, L: int, l: int) -> int:
-    """Return the FLOPs of L layers: self-attention and the MLPs."""
-    return attention_flops(c, L, l, l) + mlp_flops(c, L, l)
+    """Return the FLOPs of L layers: self-attention, the MLPs, and the products of the layers' own inputs, if any."""
+    d = getattr(c.variant.layer_end, "d", None) or 0  # rows of W_l, W_gate and W_oᵀ
+    return attention_flops(c, L, l, l) + mlp_flops(c, L, l) + 3 * 2 * L * l * d * c.d_e
 
 
 def mlp_flops(c: Any, L: int, l: int) -> int:
