@@ -99,6 +99,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
         ("cap of the scores dropped", "_Steps.scores", "options", '"cap": self.line.cap', '"cap": None', 4, "5", "GEMMA2", "4, line 5: score_cap=none"),
         ("scale dropped", "Attention.read", "Q", "scaled(Q, self.scale * Q.shape[1] ** 0.5)", "Q", 4, "4", "GPT_NEO", "4, line return: scale=1/√d"),
         ("norms of queries and keys dropped", "Attention._normalized", "return", "norm.of_heads(A, gamma, self.heads_together)", "A", 4, "4", "QWEN3", "4, line 1: qk_norm=none"),
+        ("norm of values dropped", "Attention.read", "V", "self.normalize_values.of_heads(V, None)", "V", 4, "return", "GEMMA4", "4, line 3: it is not divided by √v"),
         ("norm of what attention adds dropped", "Attention._computed", "V_tilde", "self.normalize_output(V_tilde, of_lines.norm_out)", "V_tilde", 10, "6", "GEMMA2", "6, line return: norm_here=missing"),
     ),
     "model/distances.py": (
@@ -133,6 +134,10 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
     ),
     "model/parallel.py": (
         ("factor of a recurrence beside an attention dropped", "Parallel._added", "return", "scaled(O, c_2)", "O", 10, "6", "FALCON_H1", "10, line 6: attention and recurrence are multiplied by 0.9375, 1"),
+    ),
+    "model/layer_end.py": (
+        ("scalar of a layer dropped", "LayerEnd.__call__", "return", "X * W.s.astype(X.dtype)", "X", 6, "2", "GEMMA4", "10, line 9: layer_scalar=1"),
+        ("embeddings of a layer not scaled", "LayerEnd.inputs", "own", "token_embedding(x, W.W_e) * d**0.5", "token_embedding(x, W.W_e)", 6, "2", "GEMMA4_E", "10, line 9: input_scale=1"),
     ),
     "model/short_convolution.py": (
         ("gate before a convolution dropped", "ShortConvolution._gated", "return", "linear(W.W_i, X, W.b_i) * linear(W.W_x, X, W.b_x)", "linear(W.W_x, X, W.b_x)", 10, "6", "LFM2", "10, line 6: gate_before=none"),
