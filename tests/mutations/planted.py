@@ -81,7 +81,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
         ("token written too late", "ed_inference.x_hat", "7", "x_hat.at[..., l]", "x_hat.at[..., l + 1]", 15, "7", None, "15, line 6: sampling=late"),
     ),
     "layers.py": (
-        ("layers reversed", "Lines._run", "return", "unroll=static.value.unroll)", "unroll=static.value.unroll, reverse=True)", 8, "5", None, "8, line 5: layer=reversed"),
+        ("layers reversed", "Lines._run", "X", "unroll=static.value.unroll)", "unroll=static.value.unroll, reverse=True)", 8, "5", None, "8, line 5: layer=reversed"),
         ("bias of W_f skipped", "Lines.projection", "return", "linear(theta.W_f, X, theta.b_f", "linear(theta.W_f, X, 0 * theta.b_f", 9, "10", None, "9, line 10: f_bias=none"),
         ("padding of the sequence attended", "Lines.mh_attention", "length", "self.length if is_own", "None if is_own", 11, "4", None, "4, line 5: mask=padding"),
         ("learned positions added to rotary ones", "Lines.at_positions", "X", "X if W_p_t is None else X + W_p_t", "X + 0.1 if W_p_t is None else X + W_p_t", 10, "2", "LLAMA", "10, line 2: 0.1 is added to it"),
