@@ -161,6 +161,17 @@ def test_strict_tools_constrain_the_calls_that_a_model_makes_by_itself(served):
         assert_follows(called.choices[0].message.tool_calls[0].function.arguments)
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.end_to_end
+def test_any_object_is_json(served):
+    """Random weights end few texts by themselves, so each bracket that closes gets a bias."""
+    closing = {str(token): 8 for token in tokenizer_of(template_of("hermes")).encode('"}]')}
+    answer = talk(served[0], n=10, seed=2, response_format={"type": "json_object"}, logit_bias=closing)
+    whole = [choice for choice in answer.choices if choice.finish_reason == "stop"]
+    assert len(whole) > 5
+    assert all(type(json.loads(choice.message.content)) is dict for choice in whole)
+
+
 @pytest.mark.parametrize("start", ["called", "free"])
 @pytest.mark.parametrize(
     ("form", "written", "wrong"),
