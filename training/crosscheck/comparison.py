@@ -116,7 +116,7 @@ def run_paper(run: Run) -> OracleRecord:
     """Return the oracle's record of a run."""
     record = OracleRecord()
     folder = pathlib.Path(oracle.__file__).resolve().parent
-    with traced(folder, folder.parents[1], record, frozenset()):
+    with traced(folder, folder.parents[1], record):
         run.paper(record)
     return record
 

@@ -159,7 +159,9 @@ def _is_in_another_order(function: Function) -> bool:
 
 
 @contextmanager
-def traced(folder: pathlib.Path, root: pathlib.Path, observe: Observe, hidden: Set[CodeType]) -> Iterator[None]:
+def traced(
+    folder: pathlib.Path, root: pathlib.Path, observe: Observe, hidden: Set[CodeType] = frozenset()
+) -> Iterator[None]:
     """Observe the functions of a folder's files as long as the context lasts.
 
     `folder`: whose files are traced; `root`: the root of the repository, which the events' paths start from;
