@@ -57,6 +57,14 @@ class Tensors:
         self._add(by, lambda: shape, lambda: convert(*(read() for read in readers)))
         self.names = list(self._readers)
 
+    def rename(self, renamed: Callable[[str], str | None]) -> None:
+        """Rename all tensors; those whose new name is None are left out."""
+        readers, self._readers = self._readers, {}
+        for name, reader in readers.items():
+            if (other := renamed(name)) is not None:
+                self._add(other, *reader)
+        self.names = list(self._readers)
+
     def share_rows(self, names: Sequence[str], rows: Sequence[int]) -> None:
         """Divide the rows of several tensors, one below the other, among them anew: the first gets ``rows[0]``."""
         (_, *rest), reads = self.shape(names[0]), [self._readers[name][1] for name in names]

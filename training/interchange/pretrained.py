@@ -14,6 +14,7 @@ was compared.
 """
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ from training.interchange import (
     peft,
     sentencepiece_files,
     tokenizer_files,
+    towers,
 )
 from training.interchange.architectures import ARCHITECTURES, WRITTEN_AS
 from training.interchange.description import Architecture, Fields, Model, read_json
@@ -79,7 +81,8 @@ def load_pretrained(path: str | Path, *, lines: Sequence[str] = ()) -> tuple[Any
 
     Args:
         path: a directory with config.json and the weights (model.safetensors, shards with their index, or a PyTorch
-            file, which is read without executing any code in it), or a GGUF file, which holds everything; or
+            file, which is read without executing any code in it), or a GGUF file, which holds everything; of a model
+            that sees or hears, the text model is read, with a warning; or
             ``hf:OWNER/NAME`` or ``hf:OWNER/NAME@REVISION``, which is downloaded first.
         lines: packages that are not installed, from which a run may import its custom lines.
 
@@ -230,7 +233,8 @@ def convert(
         return f"Converted {source} to {target}, which {'the scripts accept as a run' if to == RUN else opens}."
     found = _read(source, dtype, progress)
     model, leaves, tokenizer = found.model, found.leaves, found.tokenizer
-    about = f"\n{_size(leaves)}; {found.license}"
+    left_out = found.left_out and f"\nnote: {found.left_out}"
+    about = f"\n{_size(leaves)}; {found.license}{left_out}"
     if target.suffix == SUFFIX or (to and to != RUN):
         _save(target, model, leaves, tokenizer, to, quantize)
         kind = "GGUF file" if target.suffix == SUFFIX else f"checkpoint of the kind {to}"
@@ -326,9 +330,12 @@ class _Checkpoint(NamedTuple):
     tokenizer: Tokenizer
     fields: Fields  # of its config.json
     license: str
+    left_out: str  # a note on that; "": nothing
 
     def run(self, theta: Any) -> Run:
-        """Return a run with these parameters."""
+        """Return a run with these parameters, with a warning if something of the checkpoint was left out."""
+        if self.left_out:
+            warnings.warn(f"{self.fields.path.parent}: {self.left_out}", stacklevel=4)
         return Run(theta, self.model.config, self.tokenizer, self.model.task, self.model.labels)
 
 
@@ -339,7 +346,7 @@ def _read(
     *,
     in_blocks: bool = False,
 ) -> _Checkpoint:
-    path = source.path if isinstance(source, GGUFFile) else source
+    path, note = source.path if isinstance(source, GGUFFile) else source, ""
     if path.suffix == SUFFIX:
         state, tensors = open_gguf(source)
         architecture, fields = _architecture(path, state), Fields(path, state)
@@ -347,9 +354,11 @@ def _read(
     else:
         dtype = None if dtype == STORED else dtype
         _check_files(path)
-        state = read_json(path / "config.json")
+        whole = read_json(path / "config.json")
+        state = towers.text_fields(Fields(path / "config.json", whole), whole)
         architecture, fields = _architecture(path, state), Fields(path / "config.json", state)
         tensors = containers.dequantized(containers.Tensors(path), fields.get("quantization_config"))
+        note = towers.leave_out(tensors) if state is not whole else ""
     try:
         model = architecture.read_config(fields, tensors.names)
     except InterchangeError:
@@ -380,7 +389,7 @@ def _read(
     else:
         tokenizer = tokenizer_files.read(path, fields, model) or sentencepiece_files.read(path, model.config.N_V)
     tokenizer = tokenizer or NumberTokenizer(tokenizer_files.special_tokens(path, fields, model, None))
-    return _Checkpoint(model, template, leaves, tokenizer, fields, license_of(path, tensors))
+    return _Checkpoint(model, template, leaves, tokenizer, fields, license_of(path, tensors), note)
 
 
 def _check_files(path: Path) -> None:

@@ -14,7 +14,7 @@ from algorithms import BIDIRECTIONAL, VARIANTS, DTransformerConfig, d_hidden_sta
 from tests import interchange_cases as cases
 from tests.cases import random_theta
 from training.generation import generate
-from training.interchange import load_pretrained, save_pretrained
+from training.interchange import convert, load_pretrained, save_pretrained
 from training.interchange.architectures import ARCHITECTURES
 from training.interchange.description import Fields
 from training.runs.named_arrays import flatten
@@ -50,6 +50,7 @@ FIRST = {"first_k_dense_replace": 2, "num_hidden_layers": 5}
 OLMO3 = {"hidden_size": 60, "num_hidden_layers": 5, "sliding_window": 5}
 DEFAULT = {"rope_type": "default", "rope_theta": 100.0}
 HALF = {**DEFAULT, "partial_rotary_factor": 0.5}
+MROPE = {**HALF, "mrope_interleaved": True, "mrope_section": [1, 1, 1]}
 DELTA = {"num_hidden_layers": 5, "linear_num_value_heads": 6, "linear_num_key_heads": 3}
 IN_TURN = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 SHARED = {"num_experts": 5, "shared_expert_intermediate_size": 22}
@@ -104,7 +105,7 @@ MODELS = {
     "glm4": ("glm4", {"head_dim": 12, "rope_parameters": HALF}),
     "nanochat": ("nanochat", {"final_logit_softcapping": 0.7}),
     "cohere2": ("cohere2", {"num_hidden_layers": 5, "sliding_window": 5, "layer_norm_eps": 1e-3, "logit_scale": 0.3}),
-    "qwen3_5": ("qwen3_5_text", {**DELTA, "rope_parameters": HALF, "head_dim": 12}),
+    "qwen3_5": ("qwen3_5_text", {**DELTA, "rope_parameters": MROPE, "head_dim": 12}),
     "qwen3_5_moe": (
         "qwen3_5_moe_text",
         {**DELTA, **EXPERTS, **SHARED, **IN_TURN, "head_dim": 12, "rope_parameters": HALF},
@@ -269,6 +270,43 @@ def test_logits_and_gradients_are_those_of_transformers(tmp_path, name, dtype):
     cases.assert_decodes_as_theirs(
         torch, model, path, x, "float32" if is_recurrent else "rounded" if rounded else dtype
     )
+
+
+SIGHT = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 4}
+SIGHT |= {"num_key_value_heads": 2, "position_embedding_size": 16, "image_size": 28, "patch_size": 14}
+SIGHT |= {"depth": 1, "num_heads": 2, "out_hidden_size": 12, "num_position_embeddings": 4}
+SIGHT |= {"vision_output_dim": 8, "projector_input_dim": 8, "projector_output_dim": 8}
+SOUND = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "subsampling_conv_channels": [4, 4]}
+OF_IMAGES = "multi_modal_projector vision_tower"
+WHOLE = {
+    "gemma4": ("gemma4, shared", {"audio_config": SOUND}, "audio_tower embed_audio embed_vision vision_tower"),
+    "gemma3": ("gemma3", {}, OF_IMAGES),
+    "mistral3": ("ministral3", {}, OF_IMAGES),
+    "qwen3_5": ("qwen3_5", {}, "visual"),
+    "qwen3_5_moe": ("qwen3_5_moe", {}, "visual"),
+    "llama4": ("llama4", {}, "multi_modal_projector vision_model"),
+}
+"""Models that see or hear: their text model, what they are besides, and the modules of that."""
+
+
+@pytest.mark.parametrize("kind", ["gemma4", *(pytest.param(n, marks=pytest.mark.slow) for n in [*WHOLE][1:])])
+def test_the_text_model_of_one_that_sees_or_hears_is_read(tmp_path, kind):
+    name, others, towers = WHOLE[kind]
+    of_text, own = MODELS[name]
+    text = {**SIZES, **own, "model_type": of_text, "pad_token_id": 0}
+    config = transformers.AutoConfig.for_model(kind, text_config=text, vision_config=SIGHT, **others, **EAGER)
+    model = cases.randomized(torch, transformers.AutoModelForImageTextToText.from_config(config))
+    path, x = cases.saved(model, tmp_path / kind, "float32"), np.random.default_rng(1).integers(31, size=19)
+    with pytest.warns(UserWarning, match=".*".join(["only the text model", *towers.split()])):
+        theta, config, _ = load_pretrained(path)
+    # transformers 5.24 cannot run Llama 4 without images
+    logits = (model.language_model if kind == "llama4" else model)(input_ids=torch.tensor(x)[None]).logits[0]
+    cases.assert_same(
+        config.variant.unembedding.logits(d_hidden_state(x, theta), theta).T, logits.detach(), "float32", "logits"
+    )
+    assert "\nnote: only the text model is read" in convert(path, tmp_path / "run")
+    save_pretrained(tmp_path / "text", theta, config, to=of_text)
+    chex.assert_trees_all_equal(load_pretrained(tmp_path / "text")[0], theta)
 
 
 @pytest.mark.parametrize(("key", "value"), [(5, 7), (4, 2)])
