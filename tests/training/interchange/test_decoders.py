@@ -409,9 +409,14 @@ PUBLISHED_FALCON |= {
 }
 PUBLISHED_FALCON |= {"ssm_out_multiplier": 0.23570226039551587, "mlp_multipliers": [0.8838834764831844, 0.5859375]}
 PUBLISHED_FALCON |= {"ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738]}
-PUBLISHED_GEMMA4 = {"layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7, "num_hidden_layers": 35}
-PUBLISHED_GEMMA4 |= {"num_kv_shared_layers": 20, "use_double_wide_mlp": True, "hidden_size": 1536}
-PUBLISHED_GEMMA4 |= {"intermediate_size": 6144, "num_key_value_heads": 1, "final_logit_softcapping": 30.0}
+PUBLISHED_E = {"num_kv_shared_layers": 20, "use_double_wide_mlp": True, "num_hidden_layers": 35, "hidden_size": 1536}
+PUBLISHED_E |= {"layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7, "num_key_value_heads": 1}
+PUBLISHED_E |= {"intermediate_size": 6144, "final_logit_softcapping": 30.0}
+PUBLISHED_E4 = {"num_kv_shared_layers": 18, "num_hidden_layers": 42, "hidden_size": 2560, "num_key_value_heads": 2}
+PUBLISHED_E4 |= {"intermediate_size": 10_240, "final_logit_softcapping": 30.0}
+PUBLISHED_31 = {"num_hidden_layers": 60, "hidden_size": 5376, "num_attention_heads": 32, "num_key_value_heads": 16}
+PUBLISHED_31 |= {"intermediate_size": 21_504, "final_logit_softcapping": 30.0, "num_global_key_value_heads": 4}
+PUBLISHED_31 |= {"attention_k_eq_v": True, "sliding_window": 1024, "hidden_size_per_layer_input": 0}
 PUBLISHED = {
     "glm4_moe_lite": ("GLM4_MOE_LITE", 1e6, {}),
     "glm4_moe": ("GLM4_MOE", 1e6, {"attention_bias": True, "head_dim": 128}),
@@ -432,7 +437,9 @@ PUBLISHED = {
     "deepseek_v32": ("DEEPSEEK_V32", 1e4, {}),
     "glm_moe_dsa": ("GLM5", 1e6, {}),
     "modernbert-decoder": ("ETTIN", None, {}),
-    "gemma4_text": ("GEMMA4_E", None, PUBLISHED_GEMMA4),
+    "gemma4_text": ("GEMMA4_E", None, PUBLISHED_E),
+    "gemma4_text, E4B": (None, None, PUBLISHED_E4),
+    "gemma4_text, 31B": ("GEMMA4", None, PUBLISHED_31),
     "falcon_h1": ("FALCON_H1", 1e11, PUBLISHED_FALCON),
     "nemotron_h": ("NEMOTRON_H", 1e4, {"hybrid_override_pattern": "M-M-M-M-M*-" * 2}),
 }
@@ -440,15 +447,14 @@ PUBLISHED = {
 
 CLASSES = {"d": "AutoModelForCausalLM", "e": "AutoModelForMaskedLM", "ed": "AutoModelForSeq2SeqLM"}
 WITHOUT = ("torch.nn.Transformer", "embedding_gemma", "internlm3", "llada")  # which transformers does not make by kind
-KINDS = [
-    pytest.param(k, marks=() if k in PUBLISHED else pytest.mark.thorough) for k in ARCHITECTURES if k not in WITHOUT
-]
+OTHERS = [pytest.param(k, marks=pytest.mark.thorough) for k in ARCHITECTURES if k not in (*PUBLISHED, *WITHOUT)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_published_sizes_have_all_parameters_and_the_records_lines(kind):
+@pytest.mark.parametrize("published", [*PUBLISHED, *OTHERS])
+def test_the_published_sizes_have_all_parameters_and_the_records_lines(published):
     """Those that transformers has as defaults, by shape alone."""
-    name, base, said = PUBLISHED.get(kind, (None, None, {}))
+    name, base, said = PUBLISHED.get(published, (None, None, {}))
+    kind = published.partition(",")[0]
     said = said if base is None else {"rope_parameters": {"rope_type": "default", "rope_theta": base}, **said}
     config, architecture = transformers.AutoConfig.for_model(kind, **said), ARCHITECTURES[kind]
     with torch.device("meta"):
