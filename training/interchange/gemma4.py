@@ -9,7 +9,8 @@ from training.interchange.description import Field, Fields, Layers, Model, Need,
 from training.interchange.errors import InterchangeError
 from training.interchange.rotary import FULL, SLIDING, Positions, rotary_fields
 
-KIND = "gemma4_text"
+KIND, UNIFIED = "gemma4_text", "gemma4_unified_text"
+"""The second has no inputs of layers, and no experts."""
 _NORM = RMSNorm(epsilon=1e-6)
 _LINE = LINE.but(scale=1.0, normalize_heads=_NORM, normalize_values=_NORM.but(gamma=False), normalize_output=_NORM)
 _KINDS = Layers(every(6, "sliding_window_pattern", (SLIDING, FULL)))
@@ -32,7 +33,7 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
     wide = 2 * found["d_mlp"] if found.pop("is_wide") else None
     found["attention"] = in_turn(of_layers)
     found["mlp"] = in_turn([mlp.but(d_mlp=None if l < L - n else wide) for l in range(L)])
-    d = fields.integer("hidden_size_per_layer_input", 256, least=0) or None
+    d = fields.integer("hidden_size_per_layer_input", 256 if kind == KIND else 0, least=0) or None
     found["layer_end"] = LayerEnd(d=d, activation=activation, norm=norm)
     if d and fields.integer("vocab_size_per_layer_input", 262_144) != found["N_V"]:
         fields.needs.append("inputs of layers for other tokens (vocab_size_per_layer_input)")
@@ -85,18 +86,18 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
         "num_global_key_value_heads": full.n_keys or c.H_kv,
         "num_kv_shared_layers": len(shared),
         "use_double_wide_mlp": any(line.mlp and line.mlp.d_mlp for line in shared),
-        "hidden_size_per_layer_input": (end and end.d) or 0,
-        "vocab_size_per_layer_input": c.N_V,
         "hidden_activation": state["hidden_activation"],
     }
+    if kind == KIND:
+        state |= {"hidden_size_per_layer_input": (end and end.d) or 0, "vocab_size_per_layer_input": c.N_V}
     return []
 
 
 _LAYER = "model.layers.#"
 KINDS = {
-    KIND: of_lines(
-        f"{KIND} Gemma4",
-        window(512),
+    kind: of_lines(
+        f"{kind} {name}",
+        window(width),
         Field("final_logit_softcapping", "unembedding.cap", optional=float),
         Field("use_double_wide_mlp", "is_wide", False),
         Field("attention_k_eq_v", "is_one", False),
@@ -132,5 +133,6 @@ KINDS = {
         write=_write,
         in_turn=True,
     )
+    for kind, name, width in ((KIND, "Gemma4", 512), (UNIFIED, "Gemma4Unified", 1024))
 }
 """By model_type. Files have keys and values of layers that do not compute any."""

@@ -6,17 +6,12 @@ from typing import Any
 from training.interchange.containers import Tensors
 from training.interchange.description import Fields
 
-KINDS = ("gemma3", "gemma4", "llama4", "mistral3", "qwen3_5", "qwen3_5_moe")
+KINDS = ("gemma3", "gemma4", "gemma4_unified", "llama4", "mistral3", "qwen3_5", "qwen3_5_moe")
 """The `model_type` of the whole; that of the text model is in its ``text_config``."""
-TOWERS = [
-    "vision_tower",
-    "vision_model",
-    "visual",
-    "multi_modal_projector",
-    "embed_vision",
-    "audio_tower",
-    "embed_audio",
-]
+TOWERS = (
+    *("audio_tower", "embed_audio", "embed_vision", "multi_modal_projector"),
+    *("vision_embedder", "vision_model", "vision_tower", "visual"),
+)
 """The modules that are left out."""
 TEXT = "language_model."
 """The module of the text model, first or behind ``model.``, before the names of a text model's own file."""

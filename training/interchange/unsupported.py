@@ -17,7 +17,7 @@ _KINDS = {
     "bottleneck layers": "mobilebert",
     "disentangled attention to contents and positions": "deberta deberta-v2",
     "embeddings of several widths, and a memory of earlier segments": "transfo-xl",
-    "images as input": "clip gemma4_unified vit",
+    "images as input": "clip vit",
     "language embeddings": "xlm",
     "layers that pool their sequence": "funnel",
     "norms of queries and keys with β": "persimmon",

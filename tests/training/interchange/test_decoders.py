@@ -144,6 +144,7 @@ MODELS = {
     "gemma2": ("gemma2", {**GEMMA, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.7}),
     "gemma3": ("gemma3_text", {**GEMMA, "num_hidden_layers": 7, "rope_parameters": BY_KIND}),
     "gemma4": ("gemma4_text", {**GEMMA4, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0}),
+    "gemma4_unified": ("gemma4_unified_text", GEMMA4 | {"attention_k_eq_v": True}),
     "gemma4, shared": (
         "gemma4_text",
         {**GEMMA4, "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 7}
@@ -276,10 +277,12 @@ SIGHT = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_
 SIGHT |= {"num_key_value_heads": 2, "position_embedding_size": 16, "image_size": 28, "patch_size": 14}
 SIGHT |= {"depth": 1, "num_heads": 2, "out_hidden_size": 12, "num_position_embeddings": 4}
 SIGHT |= {"vision_output_dim": 8, "projector_input_dim": 8, "projector_output_dim": 8}
+SIGHT |= {"mm_embed_dim": 12, "mm_posemb_size": 4, "output_proj_dims": 12}
 SOUND = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "subsampling_conv_channels": [4, 4]}
 OF_IMAGES = "multi_modal_projector vision_tower"
 WHOLE = {
     "gemma4": ("gemma4, shared", {"audio_config": SOUND}, "audio_tower embed_audio embed_vision vision_tower"),
+    "gemma4_unified": ("gemma4_unified", {"audio_config": {"output_proj_dims": 8}}, "embed_audio vision_embedder"),
     "gemma3": ("gemma3", {}, OF_IMAGES),
     "mistral3": ("ministral3", {}, OF_IMAGES),
     "qwen3_5": ("qwen3_5", {}, "visual"),
