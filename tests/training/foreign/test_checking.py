@@ -181,7 +181,7 @@ def test_two_folders_are_compared_by_the_command(tmp_path, capsys):
         (tmp_path / name).mkdir()
         seen = decoder(**wrong)(case, "float64")
         arrays = {str(tensor.time): tensor.value for tensor in seen.tensors}
-        np.savez(tmp_path / name / "dump.npz", **arrays, **{"output:logits": seen.outputs[0]})
+        np.savez(tmp_path / name / "dump.npz", allow_pickle=False, **arrays, **{"output:logits": seen.outputs[0]})
     assert main(["--of", str(tmp_path / "one"), "--beside", str(tmp_path / "other")]) == 1
     assert "GELU is its tanh approximation" in capsys.readouterr().out
     assert main(["--of", str(tmp_path / "one"), "--beside", str(tmp_path / "one")]) == 0
