@@ -41,7 +41,9 @@ def observed(observe: Observe, case: Case, dtype: str) -> Recording:
         raise
     except Exception as error:
         frames = [f for f, _ in traceback.walk_tb(error.__traceback__) if is_foreign(f.f_code.co_filename)]
-        at = f" ({pathlib.Path(frames[-1].f_code.co_filename).name}:{frames[-1].f_lineno})" if frames else ""
+        at = "; expected a function observe(case, dtype)"
+        if frames:
+            at = f" ({pathlib.Path(frames[-1].f_code.co_filename).name}:{frames[-1].f_lineno})"
         raise GlueError(
             f"observe: raised {type(error).__name__}: {error}{at}, before anything was compared; the case is of "
             f"Algorithm {case.algorithm}, with {', '.join(f'{n} {size}' for n, size in case.sizes.items())}; "

@@ -101,7 +101,7 @@ class Diagnosis:
         self.more = {"unembed_bias": list(biases), "embedding_extra": list(rows)}
         for name in self.missing:  # what the code may have in place of a bias of θ
             slot, size = f"{name.rpartition('b_')[2]}_bias", self.case.theta[name].size
-            more = {f"extra:{n}": a.reshape(-1) for n, a in others.items() if a.size == size}
+            more = {f"extra:{n}": a.reshape(-1) for n, a in others.items() if a.size == size and np.any(a)}
             if "b_" in name and slot.removesuffix("_bias") in BIASES:
                 self.extras |= more
                 self.more[slot] = list(dict.fromkeys([*self.more.get(slot, ()), *more]))
@@ -207,7 +207,8 @@ class Diagnosis:
         scores = run.lines.get(f"{run.lines[visit].key.place}:4.5")
         if scores is not None and np.isneginf(np.real(scores.value)).all(-2).any():
             return "it is NaN where a token has nothing to attend to: a softmax of −∞ alone is 0/0", "named"
-        return f"is NaN, first in {self.lost.name}", "unknown"
+        of = (f"the code's parameter {name}" for name, W in self.recording.parameters.items() if np.isnan(W).any())
+        return f"is NaN, first in {next(of, self.lost.name)}", "unknown"
 
     def _stop(self, run: Reference, visit: str) -> None:
         text = f"{UNKNOWN} lines have no name: the check stops, for what is behind would be guessed"
@@ -232,8 +233,15 @@ class Diagnosis:
             mine = np.sort(output, None)
             return any(have.size == mine.size and np.allclose(mine, have, 0.0, by) for have, by in sets)
 
+        def is_begun(output: np.ndarray) -> bool:
+            begun = (
+                output.take(range(l), axis) for axis, n in enumerate(output.shape) for l in self.case.lengths if n > l
+            )
+            return any(map(is_found, begun))
+
         whole = [o for o in self.recording.outputs if any(o.size % l == 0 for l in self.case.lengths)]
-        return all(map(is_found, whole or self.recording.outputs))  # those of the last token only must be found, too
+        every = whole or self.recording.outputs  # those of the last token only must be found, too
+        return all(is_found(output) or is_begun(output) for output in every)
 
     def _repair(self, run: Reference, visit: str) -> bool:
         """Explain the first line that is not in step; whether something does."""

@@ -1,5 +1,6 @@
 """Mistakes in the glue end in a sentence that says what to do."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -47,6 +48,7 @@ MISTAKES = [
     (with_table(**{"head.weight": "W_p"}), "head.weight from W_p: expected 342 numbers"),
     (lambda case, dtype: load(Decoder(case.sizes, {}), TABLE, case.theta), "give layers=case.sizes['L']"),
     (lambda case, dtype: None, "expected a recording, got NoneType; return record_torch"),
+    (lambda: None, "expected a function observe(case, dtype)"),
     (crashes, "raised AssertionError: 3 is not 4 (test_glue.py:"),
     (lambda case, dtype: record_numpy(lambda W: np.ones((3, 7)), {}), "computed within the call, got none"),
     (returning(lambda logits: {"logits": logits}), "as tensors; got ['logits']"),
@@ -58,6 +60,36 @@ MISTAKES = [
 @pytest.mark.parametrize(("observe", "message"), MISTAKES)
 def test_what_to_do_is_said(observe, message):
     with pytest.raises(GlueError, match=re.escape(message)):
+        check(observe)
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_code_that_generates_is_checked_on_the_tokens_of_the_case(is_wrong):
+    def observe(case, dtype):
+        model = Decoder(case.sizes, {"tied": is_wrong}).to(getattr(torch, dtype))
+        load(model, TABLE, case.theta, layers=case.sizes["L"])
+
+        def generated():
+            x = torch.tensor([case.inputs["x"]])
+            for _ in range(3):
+                x = torch.cat([x, model(x)[:, -1:].argmax(-1)], dim=1)
+            return model(x)
+
+        return record_torch(generated, model)
+
+    if is_wrong:
+        with pytest.raises(AssertionError, match="W_u is W_eᵀ"):
+            check(observe)
+    else:
+        check(observe)
+
+
+def test_a_parameter_that_is_nan_is_named():
+    def observe(case, dtype):
+        wrong = {**case.theta, "l2/W_mlp1": case.theta["l2/W_mlp1"] * np.nan}
+        return decoder()(dataclasses.replace(case, theta=wrong), dtype)
+
+    with pytest.raises(AssertionError, match=r"is NaN, first in the code's parameter blocks\.1\.fc\.weight"):
         check(observe)
 
 
