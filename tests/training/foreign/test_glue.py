@@ -125,7 +125,7 @@ def test_what_is_told_can_be_declared():
     wrong = decoder(eps=1e-5, tanh=True, reduction="mean")
     with pytest.raises(AssertionError, match="if that is meant: --expect") as raised:
         check(wrong)
-    told = re.search('--expect "(.*)"', str(raised.value))[1]
+    (told,) = re.findall('--expect "(.*)"', str(raised.value))
     assert sorted(told.split(",")) == ["activation=gelu_tanh", "loss=mean", "norm_epsilon=+1e-05"]
     assert check(wrong, expect=told).ok
     assert check(decoder(eps=1e-5), expect="epsilon=1e-5").ok
