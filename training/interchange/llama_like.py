@@ -10,8 +10,8 @@ import numpy as np
 
 from algorithms.lines import MLP, XIELU, Embedding, LayerNorm, RMSNorm, Rotary
 from training.interchange import mtp
-from training.interchange.decoders import FACTORS, LINE, OF_ALL, VARIANT, Norms, of_lines, window
-from training.interchange.description import Field, Fields, Gate, Layers, Need, every, written
+from training.interchange.decoders import FACTORS, LINE, OF_ALL, OF_SIZES, SIZES, VARIANT, Norms, of_lines, window
+from training.interchange.description import Field, Fields, Gate, Layers, Need, every, fields_of, written
 from training.interchange.experts import First, of_shared_mlp
 from training.interchange.mapping import HIDDEN
 from training.interchange.rotary import FULL, SHARE, SLIDING, Positions
@@ -157,6 +157,7 @@ _ROWS = [
             Positions(f"{FULL}.positions", 1_000_000.0, kind=FULL),
             _LOCAL._replace(names=("rope_local_base_freq", SHARE), scaled=False),
         ),
+        sizes=fields_of(SIZES, OF_SIZES, 262_208, 131_072, None, 8, None, None),  # which the first files left out
         period=6,
         attention=_QK,
         **_OF_GEMMA2,

@@ -312,6 +312,16 @@ def test_the_text_model_of_one_that_sees_or_hears_is_read(tmp_path, kind):
     chex.assert_trees_all_equal(load_pretrained(tmp_path / "text")[0], theta)
 
 
+def test_sizes_that_gemma_3s_first_files_leave_out_are_those_of_transformers():
+    """As in the config.json of Gemma 3 4B, whose scaling is that of global layers."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 34}
+    text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+    whole = transformers.AutoConfig.for_model("gemma3", text_config=dict(text)).text_config.to_dict()
+    models = [ARCHITECTURES["gemma3_text"].read_config(Fields(Path("config.json"), said), []) for said in (text, whole)]
+    assert models[0] == models[1]
+    assert models[0].config.N_V == 262_208
+
+
 @pytest.mark.parametrize(("key", "value"), [(5, 7), (4, 2)])
 def test_convolutions_of_queries_keys_and_values_may_be_saved_in_thirds(tmp_path, key, value):
     """By transformers 5.24, which divides the rows of OLMo Hybrid's as if they were equally many."""
