@@ -330,6 +330,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "order": _rows(
         ("paper", "norms are where the paper has them", None), ("norm_first", "the norm comes before the sublayer (pre-norm): X + f(norm(X))", "norm_first"),
         ("norm_last", "the norm comes after the sum (post-norm): norm(X + f(X))", "norm_last"), ("norm_out", "the norm is of the sublayer's output: X + norm(f(X))", "norm_out")),
+    "post_norm": _rows(("output", "the post-norm is of the sublayer's output: X + norm(f(X))", False), ("sum", "the post-norm comes after the sum: norm(X + f(X))", True)),
     "parallel": _rows(("no", "one sublayer follows the other", False), ("yes", "attention and MLP read the same X, side by side", True),
         ("one norm", "attention and MLP read the same X̃, side by side", "one")),
     "layer": _rows(
@@ -486,7 +487,7 @@ MADE: dict[str, Callable[[str], Choice]] = {
 HARMLESS = {"q_bias", "k_bias", "v_bias", "rotation_first"}
 """Slots that may change a line and nothing after it."""
 
-STRUCTURE = {"order", "parallel", "norm_here", "extra_norm", "layer", "rotation", "qk_norm", "shared", "cap", "reads", "position_table", "unembed_bias", "unembed_scale", "distances", "turns", "head"}  # fmt: skip
+STRUCTURE = {"order", "post_norm", "parallel", "norm_here", "extra_norm", "layer", "rotation", "qk_norm", "shared", "cap", "reads", "position_table", "unembed_bias", "unembed_scale", "distances", "turns", "head"}  # fmt: skip
 """Slots that decide which lines there are."""
 
 RARE = {"parallel", "norm_which", "layer", "turns"}

@@ -66,7 +66,7 @@ OF_ATTENTION = (
 SPARE = ("weights", "split", "rotates", "norm_here", "qk_norm", "kv_reads", "kv_layer", "position_index")
 """Slots where code may compute the paper's choice, and then not use it."""
 
-INSERTING = {"extra_norm", "norm_here", "order", "parallel"}
+INSERTING = {"extra_norm", "norm_here", "order", "post_norm", "parallel"}
 """Slots whose choices change what norms read, before lines that may have been found because norms forget a factor."""
 
 Pins = Mapping[str, Seen]

@@ -59,11 +59,17 @@ class Reference(Recurrence):
         A = f(Xt)
         A = self.norm(place, A, *names) if order == "norm_out" else A
         X = self._sum(key, key.place, X, Xt, A.value, [A])
+        if key.place in self.of_sums:
+            X = self.norm(f"{key.place}/out", X, self.of_sums.pop(key.place))
         return X if order in ("norm_first", "norm_out") else self.norm(place, X, *names)
 
     def _out(self, place: str, prefix: str, name: str, A: Named) -> Named:
         """The output of a sublayer, with the post-norm of some models."""
-        return self.norm(f"{place}/out", A, (f"{prefix}gamma_{name}_out", f"{prefix}beta_{name}_out"))
+        at, names = f"{place}/out", (f"{prefix}gamma_{name}_out", f"{prefix}beta_{name}_out")
+        if self.p(names[0]) is not None and self.use("post_norm", at, Key(at, 6, "return")):
+            self.of_sums[place] = names
+            return A
+        return self.norm(at, A, names)
 
     def _loop(self, name: str, L: int, key: Callable[[str], Key]) -> Iterator[tuple[str, str]]:
         """The places and the prefixes of layers, of which some may share their parameters."""

@@ -142,6 +142,7 @@ class Run:
         self.key: Key | None = None
         self.outputs: list[Named] = []  # of layers
         self.kept: dict[str, tuple[Named, Named]] = {}  # keys and values of every attention before
+        self.of_sums: dict[str, tuple[str, str]] = {}  # the names of γ and β by which the next sums are normalized
         self.inputs: Any = None  # [R, L, d, l], of every layer
         self.pending: list[str] = []  # of a run that ends before: the lines that a later one would have read
         self.misses = self.taken_over = 0
