@@ -178,7 +178,7 @@ class Finder:
 
     def _may_have(self, parts: Any, l: int, radius: float) -> bool:
         """Whether each row has the sum of some foreign row, within what a row within the radius may have."""
-        sums = parts.sum(-1)
+        sums = np.maximum(parts, LARGE).sum(-1)  # theirs are of rows that are cut, too
         by = l * (radius + 1e-14 * float(np.abs(sums).max(initial=1.0)))
         return bool((self.sums[l].searchsorted(sums - by) < self.sums[l].searchsorted(sums + by)).all())
 
