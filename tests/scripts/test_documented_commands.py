@@ -39,9 +39,11 @@ FILES = {
 }
 RUNS = dict.fromkeys(("RUN", "runs/docs", "runs/demo", "runs/mine", "runs/gpt2", "runs/llama", "runs/own"), "d")
 RUNS |= {"runs/words": "ed"}
-RUNS |= dict.fromkeys(("runs/masked", "runs/minilm"), "e")
-VARIANTS = {"runs/llama": "LLAMA", "runs/minilm": "BERT", "runs/demo": "OLMO2"}
+RUNS |= {"runs/mtp": "d"}
+RUNS |= dict.fromkeys(("runs/masked", "runs/minilm", "runs/diffusion"), "e")
 BLOCKS = {"H": 2, "d_e": 32, "d_mlp": 32}  # the rows that quantized files have
+OF_RUN = {"runs/llama": {"variant": "LLAMA", **BLOCKS}, "runs/minilm": {"variant": "BERT", **BLOCKS}}
+OF_RUN |= {"runs/demo": {"variant": "OLMO2", **BLOCKS}, "runs/mtp": {"mtp_weight": 0.3}}
 INPUT = "to be\n\n/reset\nor not\n"
 
 SIZES = {"L": 1, "L_enc": 1, "L_dec": 1, "H": 2, "d_e": 8, "d_mlp": 8, "tokenizer": "bytes", "optimizer": "adamw"}
@@ -93,9 +95,7 @@ def inputs(tmp_path_factory):
         lines.writelines(json.dumps({"text": text}) + "\n" for text in PARAGRAPHS.split("\n\n") if text)
     for name, task in RUNS.items():
         data = [str(root / f"{task}.txt")]
-        make_run(
-            root / name, task, BYTES, data=data, **({"variant": VARIANTS[name], **BLOCKS} if name in VARIANTS else {})
-        )
+        make_run(root / name, task, BYTES, data=data, **OF_RUN.get(name, {}))
     make_run(root / "runs/smollm2", "d", conversing(), l_max=200, variant="LLAMA", **BLOCKS)
     shutil.copytree(ROOT / "docs" / "examples", root / "docs" / "examples")
     convert(root / "RUN", root / "gpt2-directory")
