@@ -57,6 +57,7 @@ def test_losses_are_the_oracles_with_padding_and_documents(name):
         assert (np.asarray(found) > 0).sum() == 3
 
 
+@pytest.mark.end_to_end
 def test_training_descends_on_both_losses_as_the_oracles_complex_steps():
     theta, x = model("PAPER"), cases.random_tokens(5, n=cases.TINY["N_V"])
     tokens = x[:4].tolist()

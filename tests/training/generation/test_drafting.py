@@ -27,6 +27,7 @@ def requests_of(drafter, tau, key, **sampling):
     return prompts, [Request(x, k, l_gen, {"tau": tau, **sampling}) for x, k in zip(prompts, keys, strict=True)]
 
 
+@pytest.mark.end_to_end
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("tau", [1.0, 0.0])
 @pytest.mark.parametrize("name", ["PAPER", "DEEPSEEK", "LAYERS", "QWEN3_NEXT", "GEMMA3", "BLOOM", "GPT3_SHARED"])
