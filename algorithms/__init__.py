@@ -12,7 +12,7 @@ from algorithms.alg03_attention import single_query_attention as single_query_at
 from algorithms.alg03_attention import attention as attention                                     # Algorithm 4
 from algorithms.alg03_attention import mh_attention as mh_attention                               # Algorithm 5
 from algorithms.alg06_layer_norm import layer_norm as layer_norm                                  # Algorithm 6
-from algorithms.alg01_embedding import unembedding as unembedding                               # Algorithm 7
+from algorithms.alg01_embedding import unembedding as unembedding                                 # Algorithm 7
 from algorithms.alg08_ed_transformer import ed_transformer as ed_transformer                      # Algorithm 8
 from algorithms.alg09_e_transformer import e_transformer as e_transformer                         # Algorithm 9
 from algorithms.alg10_d_transformer import d_transformer as d_transformer                         # Algorithm 10

@@ -47,7 +47,7 @@ def d_transformer(
 def d_lines(f: Lines, x: Any, theta: DTransformerParams, mask: SelfMask) -> Float[Array, "d_e *columns"]:
     """Lines 1-10 of Algorithm 10, with the lines f of θ's variant."""
     X = f.embedding(x, theta)  # lines 1-3
-    f = f.with_inputs(x, X, theta)
+    f = f.with_inputs(x, X, theta)  # not in the paper: inputs of every layer, as in Gemma 4
 
     @f.each_layer(X, theta.layers, mask)  # line 4
     def X(X, W, f, mask):

@@ -123,7 +123,7 @@ class Lines(NamedTuple):
         if inputs is None:
             return self
         if jnp.issubdtype(x.dtype, jnp.floating):
-            raise ValueError("x: expected token IDs, of which every layer has embeddings, got columns; give tokens")
+            raise ValueError("x: expected token IDs, since every layer embeds them, got columns; give token IDs")
         end: Any = self.variant.layer_end
         return self._replace(inputs=end.inputs(zero_padding(x, self.length), X, inputs))
 
@@ -288,9 +288,9 @@ class Lines(NamedTuple):
         xs = None if shared > 1 else stack, jnp.arange(len(run.layers)), caches
         X, new = jax.lax.scan(turn, X, xs, unroll=static.value.unroll)
         lends = run.layers[0].lends
-        return X, self._remembered(
-            new if lends is None else new._replace(lent=jax.tree.map(lambda a: a[0], new.lent)), lends
-        )
+        if lends is not None:  # such a layer has a loop of its own
+            new = new._replace(lent=jax.tree.map(lambda a: a[0], new.lent))
+        return X, self._remembered(new, lends)
 
 
 def with_caches(lines: Callable[..., Any], f: Lines, *arguments: Any) -> tuple[Any, MixerCaches]:

@@ -141,7 +141,7 @@ def write(path, model, *, kind=None, fields=(), tensors=(), settings=None, whole
     for key, value in {**{f"{architecture}.{k}": v for k, v in settings.items()}, **dict(fields)}.items():
         if value is not None:
             add_field(writer, key, value)
-    numbers = {}  # of xIELU, of which a file has lists
+    numbers = {}  # of xIELU, which a file stores as lists
     for name, tensor in model.state_dict().items():
         if ".act_fn." in name:
             numbers.setdefault(f"xielu.{name.rpartition('.')[2]}", []).append(tensor.float().item())

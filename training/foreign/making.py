@@ -40,7 +40,7 @@ EDGES = {
     **dict.fromkeys(("padding", "several sequences"), (10, 9, 8)), **dict.fromkeys(("packed documents", "far positions"), (10, 9)),
     "a column that sees nothing": (5, 4), **dict.fromkeys(("window", "tied", "grouped heads"), (10, 9, 8)),
 }  # fmt: skip
-"""Edge cases, which a case has one of, and their algorithms, the first of which is taken if none is given."""
+"""Name of an edge case → its algorithms; the first is the default. A case has at most one edge."""
 
 WITH = {
     "window": lambda variant: variant.but(attention=tuple(_windowed(a) for a in variant.attentions)),

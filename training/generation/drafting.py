@@ -83,7 +83,7 @@ class Model(NamedTuple):
         return y, jnp.maximum(log_p, jnp.log(jnp.finfo(log_p.dtype).tiny))
 
     def drafted(self, caches: Any, X: Any, y: Int[Array, "B m"], n: Any, last: Any) -> tuple[Array, Any]:
-        """Draft the token behind y[last], given the tokens y behind the columns X, of which n is the first."""
+        """Draft the token behind y[last]; y are the tokens behind the columns X, and n is the position of the first."""
         columns = mtp_columns(X, y, self.weights, positions=self.slots(y, n))
         X, caches = self.read(self.head, caches, columns, n)
         return self.drawn(self.scores(_column(X, last)), n + last + 2 - self.lengths)[0], caches

@@ -40,7 +40,7 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
 
 
 def _lines(fields: Fields, found: dict[str, Any], types: Sequence[str]) -> dict[str, Attention]:
-    """Return the attention of each kind of layers, of which global ones have sizes of their own."""
+    """Return the attention of each kind of layer; global layers have their own sizes."""
     norm, width, is_one = _NORM.but(epsilon=found["norm.epsilon"]), found.pop("attention.window"), found.pop("is_one")
     norms: dict[str, Any] = {
         "normalize_heads": norm,

@@ -86,7 +86,7 @@ _OF_MLP = {name: ours for name, ours in LAYER.items() if ours.startswith(("mlp."
 _ALONE = dict.fromkeys(_OF_MLP, "-") | {f"+.{n.replace('ffn_norm', 'attn_norm')}": ours for n, ours in _OF_MLP.items()}
 """MLPs that are layers of their own."""
 LISTED = ".xielu."
-"""In the names of tensors of one number, of which a file has a list of those of all layers in its metadata."""
+"""In the names of tensors with one number each: the metadata of a file lists the numbers of all layers."""
 FLAT = ("ssm_a", "ssm_d", "ssm_norm")
 """Arrays that are one column here, whatever axes they have in a file."""
 TAPS = ("conv", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")

@@ -97,7 +97,7 @@ def dtype_of(name):
 
 
 def inputs(config, N_V=29):
-    """Tokens, of which none is the padding token, which has no gradient there; and their types."""
+    """Tokens and their types. No token is the padding token, because PyTorch gives that no gradient."""
     x = np.random.default_rng(1).integers(3, N_V, (2, 11))
     n = getattr(config, "type_vocab_size", 0) if config.model_type == "bert" else 0
     return x, np.random.default_rng(2).integers(n, size=x.shape) if n else None
