@@ -88,7 +88,7 @@ def recipes():
     text = (ROOT / "docs" / "training.md").read_text("utf-8").replace("\n", " ")
     found = [re.sub(r"\b[KN]\b", "2", re.sub(r" +", " ", recipe)) for recipe in RECIPE.findall(text)]
     alone = ["--run", "--config", "--validation-data", "--data", "--help", "--limit", "--part", "--preset", "--steps"]
-    alone += ["--compilation-cache", "--vote"]  # the last one of generate.py
+    alone += ["--compilation-cache"]
     return [recipe for recipe in found if recipe.split()[0] not in alone and " " in recipe]
 
 

@@ -88,7 +88,7 @@ def test_drafts_change_nothing_but_the_number_of_passes(called, runs, tmp_path):
     status, _, error = called("generate", runs["d"], *flags, "--draft")
     assert (status, error[:70]) == (2, "generate.py: theta.mtp: expected a head for the token after the next, ")
     status, _, error = called("generate", with_head, *flags, "--draft", "--weights", "int8")
-    assert (status, error) == (2, "generate.py: --draft and --steer or --weights exclude each other\n")
+    assert (status, error) == (2, "generate.py: --draft and --weights or steer exclude each other\n")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
-"""Section 8 of the paper, as commands: few-shot prompts, votes and noise."""
+"""Section 8 of the paper: votes and noise."""
 
 import json
+import pathlib
+import re
 
 import pytest
 
 from tests.run_cases import make_run
 from training import commands
 from training.data.tokenizers import CharacterTokenizer
+from training.runs.trained_model import load_run
 
 pytestmark = pytest.mark.usefixtures("compile_once")
 
@@ -20,25 +23,14 @@ def decoder(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("run") / "d", "d", LINES)
 
 
-def test_examples_of_a_file_stand_before_every_prompt(decoder, tmp_path, printed):
-    (tmp_path / "shots.tsv").write_text("ab\tba\ncd\tdc\n")
-    options = ["--tau", "0", "--l_gen", "4", "--json"]
-    asked = ("generate", decoder, "--shots", tmp_path / "shots.tsv", *options)
-    lines = printed(*asked, stdin="ef\ngh\n").splitlines()
-    found = [json.loads(line) for line in lines]
-    assert [one["prompt"] for one in found] == ["ab\tba\ncd\tdc\nef\t", "ab\tba\ncd\tdc\ngh\t"]
-    for one in found:
-        alone = json.loads(printed("generate", decoder, "--prompt", one["prompt"], "--stop", "\n", *options))["answers"]
-        assert [answer["text"] for answer in alone] == [answer["text"] for answer in one["answers"]]
-
-
-def test_the_answers_of_a_prompt_vote(decoder, printed):
-    asked = ["generate", decoder, "--prompt", "ab", "--n", "9", "--l_gen", "1", "--tau", "1", "--json"]
-    texts = [answer["text"].strip() for answer in json.loads(printed(*asked))["answers"]]
-    (winner,) = json.loads(printed(*asked, "--vote"))["answers"]
-    assert winner["votes"] == max(map(texts.count, texts)) == texts.count(winner["text"])
-    assert winner["voters"] == 9
-    assert printed(*asked[:-1], "--vote") == f"{winner['text']}\n"
+def test_the_documented_vote_counts_the_answers_behind_a_scratchpad(decoder):
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "generation.md").read_text("utf-8")
+    (lines,) = re.findall(r"```python\n(from collections import Counter.*?)```", page, re.DOTALL)
+    found = {"run": load_run(decoder)}
+    exec(lines.replace("50+42+42=", "ab").replace('"answer "', '"e"'), found)  # as a reader runs them
+    behind = [answer["text"].split("\n")[0].split("e")[-1] for answer in found["answers"]]
+    assert found["votes"] == {text: behind.count(text) for text in behind}
+    assert found["votes"].total() == 15
 
 
 def trained(tmp_path, name, *flags):

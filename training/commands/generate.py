@@ -27,25 +27,21 @@ from training.command_line.named_models import model_of
 from training.command_line.running import called
 from training.command_line.terminal import print_json, say, show, waiting
 from training.data.chat import with_markup
-from training.generation.prompting import MajorityVote, few_shot, read_shots
 from training.generation.talking import Conversation
 from training.generation.text import MASK, Answer, Answerer, AnswerError, Options, answerer_for
 from training.interchange.names import MODEL
-from training.interpretability.steering import SteeringError, steered_by
 from training.runs.interrupts import Interrupts
 from training.system import edit_lines
 
 LINES_AT_ONCE, RESET, QUIT, HELP = 32, "/reset", "/quit", "/help"
 TOP_P = "sample from the fewest tokens with total probability X (default: 0.9 without --tau and --top-k)"
 REPETITION = "divide positive logits of earlier tokens by X, and multiply negative ones (default: 1)"
-STEER = "add a saved direction to the activations (docs/inside.md); may be repeated"
 KEEP = "read a prompt's final space (default: the continuation begins with a token that begins with a space)"
 DRAFT = "let the model's head for the token after the next draft (speculative decoding): the same text in fewer passes"
 HEALED = (
     "its final space is not read, and the continuation begins with a token that begins with a space, as words do in "
     "the training data; --keep-final-space reads it"
 )
-SHOTS = "file of few-shot examples, one source TAB target per line; a prompt is a source"
 NAMES = [field.name for field in dataclasses.fields(Options) if field.name not in ("stop", "steer")]
 
 
@@ -82,10 +78,6 @@ def parser() -> Parser:
         ("--seed", int, "random seed of the sampling (default: 0)"),
     ):
         add(flag, type=kind, metavar="N" if kind is int else "X", help=text)
-    add("--steer", action="append", metavar="FILE[:SCALE]", help=STEER)
-    add("--shots", metavar="FILE", help=SHOTS)
-    add("--vote", action="store_true", help="print only the most frequent of the --n answers")
-    add("--answer-after", metavar="TEXT", help="with --vote: an answer is the rest of the line after the last TEXT")
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
     add("--draft", action="store_true", default=None, help=DRAFT)
     add("--keep-final-space", action="store_true", default=None, help=KEEP)
@@ -97,28 +89,18 @@ def parser() -> Parser:
 
 def options_of(arguments: argparse.Namespace) -> Options:
     """Return the options that were given, or raise AnswerError if one is invalid."""
-    stop = tuple(arguments.stop) if arguments.stop else ("\n",) if arguments.shots else None
-    if arguments.answer_after is not None and not (arguments.vote and arguments.answer_after):
-        raise AnswerError("--answer-after: expected some text, and --vote with it; add --vote --n 15, say")
+    stop = tuple(arguments.stop) if arguments.stop else None
     if stop and "" in stop:
         raise AnswerError("--stop: expected some text, got none")
-    try:
-        steer = steered_by(arguments.steer) if arguments.steer else None
-    except SteeringError as error:
-        raise AnswerError(f"--steer: {error}") from None
-    return Options(**{name: getattr(arguments, name) for name in NAMES}, stop=stop, steer=steer)
+    return Options(**{name: getattr(arguments, name) for name in NAMES}, stop=stop)
 
 
 def texts_of(arguments: argparse.Namespace, answerer: Answerer) -> Iterator[str]:
-    """Yield the prompts, or stdin, line by line if the run takes lines; with --shots, each after the examples."""
-    lines = (line.rstrip("\n") for line in sys.stdin)
-    if arguments.shots:
-        shots = read_shots(arguments.shots)
-        yield from (few_shot(shots, prompt) for prompt in arguments.prompt or lines)
-    elif arguments.prompt is not None:
+    """Yield the prompts, or stdin, line by line if the run takes lines."""
+    if arguments.prompt is not None:
         yield from arguments.prompt
     elif answerer.takes_lines:
-        yield from lines
+        yield from (line.rstrip("\n") for line in sys.stdin)
     else:
         yield "".join(sys.stdin)
 
@@ -317,19 +299,12 @@ def _stream(talker: Conversation, number: int) -> None:
 
 
 def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
-    """Return the run's answerer, which converses or votes if asked for. Raises ValueError if it cannot."""
-    prompted = "--shots" if arguments.shots else "--vote" if arguments.vote else None
-    if prompted and (arguments.chat or arguments.interactive):
-        other = "--chat" if arguments.chat else "--interactive"
-        raise AnswerError(f"{prompted} and {other} exclude each other")
+    """Return the run's answerer, which converses if asked for. Raises ValueError if it cannot."""
     run = model_of(arguments.run, **loading_of(arguments))
     if type_of(run.theta) != "float32":
         say(f"note: computes in {type_of(run.theta)}")
     if not arguments.chat:
-        answerer = answerer_for(run, options)
-        if prompted and not answerer.converses:
-            raise AnswerError(f"{prompted}: expected a decoder, got {answerer.model}; leave it out")
-        return MajorityVote(answerer, after=arguments.answer_after) if arguments.vote else answerer
+        return answerer_for(run, options)
     if run.task != "d":
         raise AnswerError(f"--chat: expected a decoder, got {arguments.run}, a run of task {run.task}")
     if arguments.messages_are_markup:
@@ -353,8 +328,8 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.prompt is None and not arguments.interactive and sys.stdin.isatty():
         say("Prompt (--interactive asks again and again):")
         arguments.prompt = [sys.stdin.readline().removesuffix("\n")]
-    several = options.n is not None and options.n > 1 and not arguments.vote
-    one_text = len(arguments.prompt) == 1 if arguments.prompt else not (answerer.takes_lines or arguments.shots)
+    several = options.n is not None and options.n > 1
+    one_text = len(arguments.prompt) == 1 if arguments.prompt else not answerer.takes_lines
     complete, drafter = True, getattr(answerer, "drafter", None)
     if arguments.interactive and isinstance(answerer, Conversation):
         talk(answerer, typed(converses=True), as_json=arguments.json)

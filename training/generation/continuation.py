@@ -10,13 +10,13 @@ from jax import Array
 from jaxtyping import Int, Key
 
 from algorithms import DTransformerConfig, DTransformerParams
-from algorithms.inside import At, Recorded
+from algorithms.inside import At
 from algorithms.machinery.contract import check_key
-from training.generation import decoding, inputs, layout, prompts, states
+from training.generation import decoding, inputs, layout, prefilling, prompts, states
 from training.generation.buckets import capacity
 from training.generation.cache import rows_of_parts
 from training.generation.inputs import Lengths, Tokens
-from training.generation.inside import Inside, Recording
+from training.generation.inside import changed
 from training.generation.prefixes import Prefixes
 from training.generation.prompts import ROOM, ReadPrompts
 from training.generation.requests import Request, begins_of, check_requests, keys_of, permitting, sampling_arrays
@@ -45,15 +45,13 @@ class Generator:
         *,
         prefixes: Prefixes | None = None,
         changes: Mapping[str, Any] | Mapping[At, Any] | None = None,
-        names: Sequence[str] = (),
         int8: bool = False,
     ) -> None:
         """Lay out the parameters.
 
         `prefixes` caches keys and values, so that a prompt is read only from where it differs from an earlier text;
-        `changes` and `names` turn it off: the former are applied to every token, as by `algorithms.inside.intervene`,
-        the latter recorded for `Continuation.seen`. `int8` rounds the matrices that every generated token reads, not
-        those that read prompts.
+        `changes` turn it off, and are applied to every token, as by `algorithms.inside.intervene`. `int8` rounds the
+        matrices that every generated token reads, not those that read prompts.
         """
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
         if prefixes is not None:
@@ -61,7 +59,8 @@ class Generator:
         self.theta, self.config, self.prefixes = theta, config, prefixes
         self.apart = layout.apart(theta)
         self.weights = layout.unstacked(self.apart, int8=int8)
-        self.inside = Inside(changes or {}, names) if changes or names else None
+        self.is_changed = bool(changes)
+        self.prefill, self.decode = changed(changes) if changes else (prefilling.prefill, decoding.decode)
 
     def generate(self, prompts: Tokens, **requests: Unpack[CallArguments]) -> Int[Array, "B l_gen"]:
         """Continue prompts; see the function `generate`."""
@@ -106,7 +105,7 @@ class Generator:
     @property
     def limits(self) -> states.Limits:
         """Number of tokens that the cache of each layer keeps: those in its window, unless anything reads them all."""
-        in_full = self.prefixes is not None or self.inside is not None
+        in_full = self.prefixes is not None or self.is_changed
         return (None,) * self.config.L if in_full else states.windows(self.config.variant, self.config.L)
 
 
@@ -134,7 +133,6 @@ class Continuation:
         self.likeliest = (np.zeros((B, 0, likeliest), np.int32), np.zeros((B, 0, likeliest)))
         self.starts = np.zeros(B, np.int64)
         self.left = np.zeros(B, np.int64)
-        self._recording = None if model.inside is None else Recording(model.inside)
         self._state: Any = None
         if requests:
             self._begin()
@@ -153,10 +151,9 @@ class Continuation:
             last = min(first + min(1 if self._permits else n - done, int(self.left.min())), self.slots - 1)
             if self._permits:
                 sampling = permitting(sampling, self._requests, self._generated())
-            decode = decoding.decode if self._recording is None else self._recording.decode
             begins = self._begins if done in self.starts else None
             options = {"keys": self._keys, "stop": np.int32(last), "sampling": sampling, "begins": begins}
-            self._state = decode(self._model.weights, None, self._state, **options)
+            self._state = self._model.decode(self._model.weights, None, self._state, **options)
             self._take(first + 1, int(self._state.slot) + 1)
             self.ended = int(self._state.slot) < last or bool(np.asarray(self._state.ended).all())
 
@@ -175,7 +172,7 @@ class Continuation:
 
     def keep(self, r: int) -> None:
         """Cache the keys and values of request r and its continuation for later texts that begin the same."""
-        if self._model.prefixes is not None and self._model.inside is None:
+        if self._model.prefixes is not None and not self._model.is_changed:
             text = self._texts()[r][:-1]  # the last token has not been read
             cached = self._model.config.l_max - int(self.left[r])
             self._model.prefixes.keep(self._state, r, text[len(text) - cached :])
@@ -228,9 +225,6 @@ class Continuation:
         self._state = self._placed(given, of_state, slot=l_max - left, C=C)
         drawn = self._drawn() - (l_max - left - np.asarray(self._state.first))
         self._state = self._state._replace(drawn=jax.device_put(drawn.astype(np.int32)))
-        if self._recording is not None:
-            self._recording.latest = read.seen if read else []
-            self._recording.choose(of_state.tolist(), beside=True)
         self._remember()
 
     def _placed(self, given: list[State], rows: Any, *, slot: int, C: int) -> State:
@@ -258,18 +252,11 @@ class Continuation:
         """Return how many tokens of each request have been drawn."""
         return self.tokens.shape[1] - self.starts + [request.drawn for request in self._requests]
 
-    def seen(self) -> list[Recorded]:
-        """Return the recorded values of a pass over each request's tokens but the last (past l_max, its window's)."""
-        return [] if self._recording is None else self._recording.seen()
-
     def _read_windows(self) -> None:
         """Read the windows of all texts, with room for what is still to be generated."""
         before, l_max = self._state, self._model.config.l_max
         read = prompts.read(self._model, self._texts(), more=self._missing)
         self.left = l_max - np.asarray(read.state.lengths)[read.rows].astype(np.int64) + 1
-        if self._recording is not None:
-            self._recording.latest = read.seen
-            self._recording.choose(read.rows)
         state = read.state
         if self._N or read.rows != list(range(len(state.tokens))):
             state = self._placed([state], read.rows, slot=int(state.slot), C=state.tokens.shape[1])

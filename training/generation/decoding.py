@@ -90,7 +90,7 @@ def _caches(own: tuple[Any, ...]) -> tuple[Cache, ...]:
     return tuple(map(of_layer, own))
 
 
-@functools.partial(jax.jit, static_argnames=("once",), donate_argnames=("state",))
+@functools.partial(jax.jit, donate_argnames=("state",))
 def decode(
     weights: Weights,
     context: Context | None,
@@ -100,12 +100,11 @@ def decode(
     stop: Int[Array, ""],
     sampling: SamplingArrays,
     begins: Bool[Array, "N_V B"] | None = None,
-    once: bool = False,
 ) -> State:
-    """Generate tokens up to slot `stop`, or until every sequence has ended; `once` generates one token regardless. The
-    state is donated. Sequence r draws its token i with ``fold_in(keys[r], i)``; it may begin with the tokens that
-    `begins` marks (None: with any). If every token is ruled out for it, it ends with eos; after its end, it is filled
-    with eos of log-probability 0. `context` is None for a decoder.
+    """Generate tokens up to slot `stop`, or until every sequence has ended. The state is donated. Sequence r draws its
+    token i with ``fold_in(keys[r], i)``; it may begin with the tokens that `begins` marks (None: with any). If every
+    token is ruled out for it, it ends with eos; after its end, it is filled with eos of log-probability 0. `context` is
+    None for a decoder.
     """
     of_distances = _of_distances(weights, state.caches)
 
@@ -138,8 +137,6 @@ def decode(
 
         return jax.lax.while_loop(has_keys, lambda state: generate(state, lambda: some(state.slot - first)), state)
 
-    if once:
-        return generate(state, lambda: keys_of_tokens(keys, indices(state), sampling)[0])
     return jax.lax.while_loop(unfinished, generate_some, state)
 
 

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from training.generation import prefilling, states
+from training.generation import states
 from training.generation.buckets import bucketed, capacity, padded_rows, to_power_of_two
 from training.generation.cache import rows_of_parts
-from training.generation.inside import Recording
 from training.generation.prefixes import Prefixes, read_in_parts
 from training.generation.states import State
 
@@ -21,7 +20,6 @@ class ReadPrompts(NamedTuple):
 
     state: State
     rows: list[int]  # the row of the state that each text has
-    seen: list[Any]  # what was recorded of each row
 
 
 def window_start(t: int, l_max: int) -> int:
@@ -52,23 +50,21 @@ def read(model: Any, texts: Sequence[np.ndarray], *, more: int) -> ReadPrompts:
     room = max(1, min(more, l_max - int(lengths.max()) + 1, ROOM))
     x = bucketed(x, l_max)
     C = capacity(x.shape[1] + 1 + room)
-    if model.inside is not None:
-        recording = Recording(model.inside)
-        return ReadPrompts(recording.prefill(model.theta, x, lengths, C=C, limits=model.limits), rows, recording.latest)
-    if model.prefixes is None:
-        return ReadPrompts(prefilling.prefill(model.apart, x, lengths, C=C, limits=model.limits), rows, [])
+    if model.is_changed or model.prefixes is None:
+        theta = model.theta if model.is_changed else model.apart
+        return ReadPrompts(model.prefill(theta, x, lengths, C=C, limits=model.limits), rows)
     given, n = [_at_once(model, window) for window in different], rows_of_parts(model.theta, len(different))
     every = jnp.arange(len(different))
-    return ReadPrompts(states.placed(given, every, slot=int(lengths.max()) - 1, C=C, n=n, N=0), rows, [])
+    return ReadPrompts(states.placed(given, every, slot=int(lengths.max()) - 1, C=C, n=n, N=0), rows)
 
 
 def in_parts(model: Any, text: np.ndarray, n: int) -> Iterator[ReadPrompts | None]:
     """Read a prompt part by part, for n texts that end with the same window; yield None until it is read."""
-    if model.inside is not None or not Prefixes.serve(model.config.variant):  # they need whole sequences
+    if model.is_changed or not Prefixes.serve(model.config.variant):  # they need whole sequences
         yield read(model, [text] * n, more=1)
         return
     for state in read_in_parts(model, _window(text, model.config.l_max)):
-        yield None if state is None else ReadPrompts(state, [0] * n, [])
+        yield None if state is None else ReadPrompts(state, [0] * n)
 
 
 def _window(text: np.ndarray, l_max: int) -> np.ndarray:

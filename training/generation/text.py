@@ -145,14 +145,14 @@ class Continuer(Answerer):
         self.ends = Ends.of(run.tokenizer, options.stop or ())
         self.generator = Generator(run.theta, run.config, changes=options.steer, int8=options.weights == "int8")
         if options.draft and (options.steer or options.weights):
-            raise AnswerError("--draft and --steer or --weights exclude each other")
+            raise AnswerError("--draft and --weights or steer exclude each other")
         self.drafter = Drafter(self.generator) if options.draft else None
         if options.steer:  # trace the changes on two tokens, so that invalid ones fail before anything is generated
             hidden_state = intervene(d_hidden_state, options.steer)
             try:
                 jax.eval_shape(hidden_state, jax.ShapeDtypeStruct((1, 2), np.int32), run.theta)
             except ValueError as error:
-                raise AnswerError(f"--steer: {error}") from None
+                raise AnswerError(f"steer: {error}") from None
 
     def heals(self, text: str) -> bool:
         """See `Answerer.heals`."""

@@ -34,8 +34,6 @@ COMMANDS = {
     ],
     commands.generate_main: [
         [URL, "--prompt", "a"],
-        ["run", "--prompt", "a", "--shots", URL],
-        ["run", "--prompt", "a", "--steer", URL],
     ],
     commands.evaluate_main: [
         [URL],
