@@ -14,7 +14,6 @@ import uvicorn
 from tests.run_cases import LETTERS
 from training.serving import app, served
 from training.serving.engine import Engine
-from training.serving.guards import connections
 
 LIMITS = served.Limits(body=4000, tokens=60, queue=8, seconds=200.0, prefixes=1 << 20)
 
@@ -38,19 +37,16 @@ def of_run(model, *, converse=None, **limits):
 
 
 @contextlib.contextmanager
-def serving(what, *, rows=8, queue=20, most=50, patience=30.0, idle=75.0, **options):
+def serving(what, *, rows=8, queue=20, **options):
     """The port of a server in this process.
 
-    `what`: is served; `rows`: the most continuations side by side; `queue`: that wait; `most`: connections;
-    `patience`: seconds to send a request in; `idle`: between requests; `options`: of the application.
+    `what`: is served; `rows`: the most continuations side by side; `queue`: that wait; `options`: of the application.
     """
     engine = None
     if isinstance(what.model, served.Decoder):
         engine = Engine(what.model.generator, what.tokenizer, rows=rows, queue=queue, budget=what.model.budget)
     application = app.make_app(what, engine, clock=time.time, **options)
-    http_class = connections(limit=most, timeout=patience)
-    how = {"ws": "none", "log_config": None, "timeout_graceful_shutdown": 5, "timeout_keep_alive": idle}
-    config = uvicorn.Config(application, http=http_class, **how)
+    config = uvicorn.Config(application, ws="none", log_config=None, timeout_graceful_shutdown=5)
     with socket.create_server(("127.0.0.1", 0)) as listener, running(config, listener):
         yield listener.getsockname()[1]
 

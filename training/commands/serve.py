@@ -41,7 +41,6 @@ from training.interchange.gguf_file import SUFFIX
 from training.interchange.names import MODEL
 from training.serving.app import make_app
 from training.serving.engine import Engine
-from training.serving.guards import connections
 from training.serving.served import Decoder, Limits, served_of
 
 KEY = "FORMAL_API_KEY"  # the environment's variable
@@ -81,7 +80,7 @@ def parser() -> Parser:
     add("--api-key-file", metavar="FILE", type=local, help=key)
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose web pages may send requests")
     add("--allow-host", action="append", default=[], metavar="NAME", help="another host name of this server")
-    count("--max-connections", 1, 256, "maximum connections (default: 256)")
+    count("--max-requests", 1, 256, "maximum requests at once (default: 256)")
     count("--request-timeout", 1, 30, "maximum seconds to receive a request (default: 30)")
     count("--max-bytes", 1, 1 << 20, "maximum request size (default: 2^20)")
     count("--timeout", 1, 300, "maximum seconds per answer (default: 300)")
@@ -130,6 +129,8 @@ def main(arguments: argparse.Namespace) -> None:
         queue=arguments.queue,
         seconds=arguments.timeout,
         prefixes=arguments.prefix_bytes,
+        requests=arguments.max_requests,
+        patience=arguments.request_timeout,
         memory=arguments.memory,
     )
     served = served_of(run, name, limits, weights=arguments.weights)
@@ -154,7 +155,6 @@ def main(arguments: argparse.Namespace) -> None:
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # clients receive the errors
         config = uvicorn.Config(
             app,
-            http=connections(limit=arguments.max_connections, timeout=arguments.request_timeout),
             ws="none",
             log_config=None,
             access_log=False,

@@ -19,7 +19,6 @@ from training.data.tokenizers import NumberTokenizer
 from training.runs.directory import Run
 from training.serving.app import make_app
 from training.serving.engine import Engine
-from training.serving.guards import connections
 from training.serving.served import Decoder, Limits, served_of
 
 CLIENTS = (1, 16)
@@ -36,7 +35,7 @@ def serving(config: Any, dtype: str, requests: int, tokens: int) -> str:
     listener = socket.create_server(("127.0.0.1", 0))
     how: dict[str, Any] = {"ws": "none", "log_config": None, "access_log": False}
     app = make_app(served, engine, clock=time.time)
-    server = uvicorn.Server(uvicorn.Config(app, http=connections(limit=64, timeout=30), **how))
+    server = uvicorn.Server(uvicorn.Config(app, **how))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

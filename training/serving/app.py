@@ -23,12 +23,12 @@ from training.serving.completions import Completion, completion_of
 from training.serving.engine import Engine, FullError
 from training.serving.errors import JSON, RequestError, check_model, refusal
 from training.serving.exchange import Exchange, Stream
-from training.serving.guards import deadline_guard, host_guard, request_guard
+from training.serving.guards import bounded, host_guard, request_guard
 from training.serving.memory import TooLargeError
 from training.serving.messages import tokenized
 from training.serving.openapi import REQUESTS, description
 from training.serving.requests import EmbeddingRequest
-from training.serving.served import Decoder, ServedModel
+from training.serving.served import ServedModel
 
 T = TypeVar("T")
 RETRY_AFTER = {"Retry-After": "1"}
@@ -133,15 +133,9 @@ class _Server:
 
     async def _generated(self, request: Request, parsed: Callable[[Any, ServedModel], Completion | Chat]) -> Response:
         """Answer a request for generated text, given the function that parses its JSON."""
-        model, engine = self._served.model, self._engine
+        engine = self._engine
         wanted = await asyncio.to_thread(parsed, await self._body(request), self._served)
-        assert isinstance(model, Decoder)
         assert engine is not None
-        if isinstance(wanted, Completion) and wanted.echo and wanted.logprobs is not None:
-            scores = await _unless_disconnected(self._alone(lambda: wanted.scored(model)), request)
-            if scores is None:
-                return _of(None)
-            wanted.scores = scores
         exchange = Exchange(wanted, self._served, int(self._clock()), self.metrics.used)
         engine.submit(exchange.jobs)
         if wanted.plan.stream:
@@ -152,27 +146,24 @@ class _Server:
             exchange.abandon()
 
     async def _alone(self, work: Callable[[], T]) -> T:
-        """Run a computation in the thread beside the engine's, one at a time. Raises FullError if too many wait."""
+        """Run a computation in a thread, one at a time. Raises FullError if too many wait."""
         self._pending = [pending for pending in self._pending if not pending.done()]
         if len(self._pending) >= self._served.limits.queue:
             raise FullError(f"{len(self._pending)} requests are waiting already; try again later")
-        lock = self._engine.lock if self._engine is not None else None
-
-        def in_turn() -> T:
-            with lock or contextlib.nullcontext():
-                return work()
-
-        self._pending.append(self._aside.submit(in_turn))
+        self._pending.append(self._aside.submit(work))
         return await asyncio.wrap_future(self._pending[-1])
 
     async def _body(self, request: Request) -> Any:
-        """Return the JSON of a request. Raises RequestError if it is too large or invalid."""
-        data, most = b"", self._served.limits.body
+        """Return the JSON of a request. Raises RequestError if it is too large, too slow or invalid."""
+        data, most, patience = b"", self._served.limits.body, self._served.limits.patience
         try:
-            async for chunk in request.stream():
-                data += chunk
-                if len(data) > most:
-                    raise RequestError(f"the request has more than {most} bytes", status=413)
+            async with asyncio.timeout(patience):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > most:
+                        raise RequestError(f"the request has more than {most} bytes", status=413)
+        except TimeoutError:
+            raise RequestError(f"the request did not arrive within {patience:g} seconds", status=408) from None
         except ClientDisconnect:
             raise RequestError("the client has left", status=499) from None
         try:
@@ -211,7 +202,7 @@ async def _unless_disconnected(answer: Awaitable[T], request: Request) -> T | No
 async def _refused(request: Request, wrong: Exception) -> Response:
     """Return the response to a request that could not be answered."""
     if isinstance(wrong, RequestError):
-        return refusal(wrong)
+        return refusal(wrong, {"Connection": "close"} if wrong.status == 408 else None)
     if isinstance(wrong, FullError):
         return refusal(RequestError(str(wrong), status=429), RETRY_AFTER)
     if isinstance(wrong, TooLargeError):
@@ -261,7 +252,7 @@ def make_app(
     ]
     handlers: Any = dict.fromkeys((RequestError, FullError, TooLargeError, HTTPException, Exception), _refused)
     app: ASGIApp = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
-    app = deadline_guard(app, seconds=served.limits.seconds)
+    app = bounded(app, most=served.limits.requests, seconds=served.limits.seconds)
     app = request_guard(app, api_key=api_key)
     app = CORSMiddleware(app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
     return server.metrics.counting(host_guard(app, address=address, names=names), paths=PATHS)

@@ -1,23 +1,18 @@
-"""Guards: of connections, which are bounded in number, and of requests, which have to arrive in time, to be answered in
-time, and to come neither from other pages' scripts nor from strangers.
+"""Guards: requests are bounded in number, are answered in time, and come neither from other pages' scripts nor from
+strangers.
 
 A web page can send requests to this machine: if it made its own host name resolve to it (DNS rebinding), the browser
 sends that name as the Host; and it asks for permission (CORS) before it sends JSON to another origin.
 """
 
 import asyncio
-import functools
 import hashlib
 import hmac
-import http
 import ipaddress
-import json
 from collections.abc import Callable
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from training.serving.errors import RequestError, event, refusal
 
@@ -89,11 +84,14 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def deadline_guard(app: ASGIApp, *, seconds: float) -> ASGIApp:
-    """End each response of an application after so many seconds, with an error, also where the client does not read."""
+def bounded(app: ASGIApp, *, most: int, seconds: float) -> ASGIApp:
+    """Answer at most so many requests at once, refuse others, and end each answer after so many seconds, with an error,
+    also where the client does not read.
+    """
+    places = asyncio.Semaphore(most)
     late = f"the answer took longer than {seconds:g} seconds: ask for fewer tokens, or try again later"
 
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+    async def in_place(scope: Scope, receive: Receive, send: Send) -> None:
         started: list[Message] = []
 
         async def noting(message: Message) -> None:
@@ -101,7 +99,7 @@ def deadline_guard(app: ASGIApp, *, seconds: float) -> ASGIApp:
             await send(message)
 
         try:
-            async with asyncio.timeout(seconds if scope["type"] == "http" else None):
+            async with asyncio.timeout(seconds):
                 await app(scope, receive, noting)
         except TimeoutError:
             error = RequestError(late, status=504)
@@ -111,51 +109,14 @@ def deadline_guard(app: ASGIApp, *, seconds: float) -> ASGIApp:
                 else:  # a stream
                     await send({"type": "http.response.body", "body": event(error.to_json()).encode()})
 
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+        elif places.locked():
+            error = RequestError(f"there are {most} requests already: try again later", status=503)
+            await refusal(error)(scope, receive, send)
+        else:
+            async with places:
+                await in_place(scope, receive, send)
+
     return guarded
-
-
-def connections(*, limit: int, timeout: float) -> Any:
-    """Return uvicorn's protocol for at most `limit` connections, whose requests arrive within `timeout` seconds."""
-    return functools.partial(_Connection, limit, timeout)
-
-
-class _Connection(H11Protocol):
-    """One connection. uvicorn's own waits forever for a request and for its reader."""
-
-    def __init__(self, limit: int, timeout: float, **of_uvicorn: Any) -> None:
-        super().__init__(**of_uvicorn)
-        self._limit, self._timeout = limit, timeout
-        self._application, self.app = self.app, self._answered
-        self._before: Any = None  # the request before the one that is expected, or the last that was
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        if len(self.connections) > self._limit:
-            self._end(503, f"there are {self._limit} connections already: try again later")
-        self.loop.call_later(self._timeout, self._check, None)
-
-    def data_received(self, data: bytes) -> None:
-        if self.cycle is not None and self.cycle.response_complete and self.cycle is not self._before:
-            self._before = self.cycle
-            self.loop.call_later(self._timeout, self._check, self._before)
-        if not self.transport.is_closing():
-            super().data_received(data)
-
-    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._application(scope, receive, send)
-        except TimeoutError:
-            self.transport.abort()  # the client does not read: closing would wait for it
-
-    def _check(self, before: Any) -> None:
-        """End unless the request after the one `before` has arrived, with its body."""
-        if before is self._before and (self.cycle is before or self.cycle.more_body):
-            self._end(408, f"the request did not arrive within {self._timeout:g} seconds")
-
-    def _end(self, status: int, message: str) -> None:
-        """Send the reason, unless a response has begun, and close."""
-        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
-            body = json.dumps(RequestError(message, status=status).to_json()).encode()
-            head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-            self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
-        self.transport.close()
