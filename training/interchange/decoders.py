@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from algorithms.lines import MLP, Attention, Embedding, RMSNorm
-from algorithms.model.variant import Variant
-from algorithms.model.variants import PAPER
-from training.interchange.description import Architecture, Field, Layers, Need, every, fields_of, written
+from algorithms import VARIANTS, Variant
+from algorithms.lines import Attention
+from training.interchange.description import Architecture, Field, Layers, Need, every, fields_of, only, theirs, written
 from training.interchange.experts import MIXTURES, OURS
 from training.interchange.mapping import HEADS, rows
 from training.interchange.rotary import FULL, SLIDING, Positions
@@ -25,13 +24,7 @@ FACTORS = [
     Field("attention_multiplier", "attention.scale", 1.0),
 ]
 """The factors of Granite."""
-SILU = [Need("hidden_act", "silu", "another nonlinearity"), *written(hidden_act="silu")]
-VARIANT = PAPER.but(
-    embedding=Embedding(positions=None),
-    norm=RMSNorm(epsilon=1e-6),
-    mlp=MLP(activation="silu", gated=True, biases=False),
-)
-"""The lines that no field decides, of most decoders."""
+SILU = only("hidden_act", "silu", "another nonlinearity")
 LINE = Attention(biases=False)
 OF_ALL = Field("attention_bias", "attention.biases", False)
 
@@ -59,27 +52,26 @@ def window(default: int | None, kind: str = "attention") -> Field:
 
 
 class Decoder(NamedTuple):
-    """Decoders that differ from Llama in lines; the defaults are Llama's."""
+    """Decoders by their record, which says their lines, and what files call these; the other defaults are Llama's."""
 
-    names: str  # the `model_type`, and the class without ForCausalLM
-    fields: Sequence[Any]  # besides those of the attributes below, and whether W_u is W_eᵀ
-    attention: Any = LINE
+    names: str  # the `model_type`, the class without ForCausalLM, and the record in `VARIANTS`
+    # besides those of the attributes below, and whether W_u is W_eᵀ; the default of a line's field is the record's
+    fields: Sequence[Any]
+    attention: Any = None  # the mixer of all layers; None: the record's
     positions: Sequence[Any] = (Positions(),)  # the fields of the attention's
-    activation: Any = "silu"  # the default of hidden_act, or the fields of the MLP's; experts have their own
+    activation: Any = None  # the default of hidden_act (None: the record's), or the fields of the MLP's without experts
     biases: Sequence[Any] = (OF_ALL,)  # the fields of the attention's
-    variant: Variant = VARIANT  # the lines that no field decides
-    order: Literal["no_norm", "one_norm"] | None = None  # of a layer
+    variant: Variant | None = None  # in place of the record
     sizes: Sequence[Any] = fields_of(SIZES, OF_SIZES)  # their fields
     H_kv: int | None = None  # the default of num_key_value_heads
     d_head: int | None = None  # the default of head_dim
     heads: Sequence[Any] | None = None  # the fields of both; None: those of `heads_fields`
-    epsilon: float = 1e-6  # the default of the norms' ε
+    epsilon: float | None = None  # the default of the norms' ε; None: the record's
     of_epsilon: str = "rms_norm_eps"  # its field
     same_epsilon: str = ""  # the path of a further norm with this ε, besides those of the variant and of attentions
-    tied: bool = False  # the default of tie_word_embeddings
-    windows: int | None = None  # the default of sliding_window, if some layers have windows
-    period: int | None = None  # every how many layers there is then none, unless layer_types differs
-    full: Attention | None = None  # the line of these layers; None: `attention`
+    tied: bool | None = None  # the default of tie_word_embeddings; None: the record's
+    kinds: tuple[str, str] = (SLIDING, FULL)  # the kinds of layers, if the record has two mixers, in this order
+    windows: int | None = None  # the default of sliding_window, if layers may have windows; None: the record's
     norms: Norms = Norms()  # the names of a layer's norms
     modules: tuple[str, str] = ("self_attn", "mlp")  # the names of attention and MLP
     of_heads: str = "q_norm k_norm"  # the names of the norms of queries and of keys
@@ -107,39 +99,46 @@ class Decoder(NamedTuple):
         own: Any = self.tensors(*model) if callable(self.tensors) else self.tensors
         return {name: ours for name, ours in (OUTER | self.of_layer).items() if ours not in own.values()} | own
 
+    def lines(self, mixers: Sequence[Any]) -> dict[str, Any]:
+        """Return the mixers by the kinds of layers, if there are several."""
+        distinct = [*dict.fromkeys(mixers)]
+        if self.windows and len(distinct) == 1:
+            distinct = [distinct[0].but(window=self.windows), *distinct]
+        return dict(zip(self.kinds, distinct, strict=True)) if len(distinct) > 1 else {}
+
     def architecture(self, **others: Any) -> Architecture:
         """Return the architecture, with others of its attributes."""
-        (kind, name), norm, activation = self.names.split(), self.variant.norm, self.activation
-        attention, variant, fields = self.attention, self.variant, self.fields
-        plain: Any = variant.mlps[0]
+        (kind, name, record), activation = self.names.split(), self.activation
+        variant = self.variant or VARIANTS[record]
+        variant = variant.but(attention=self.attention) if self.attention else variant
+        lines, plain = others.setdefault("lines", self.lines(variant.attentions)), next(filter(None, variant.mlps))
+        fields = self.fields
+        if SLIDING in lines:
+            fields = window(self.windows, SLIDING), *fields
+            turns = every(len(variant.attentions), "sliding_window_pattern", self.kinds)
+            others = {"layers": Layers(turns)} | others
+        activation = theirs(plain.activation or "gelu") if activation is None else activation
         of_mlps = [Field("hidden_act", "mlp.activation", activation)] if isinstance(activation, str) else activation
         of_mlps = [MIXTURES[kind]] if kind in MIXTURES else of_mlps
-        if self.norms.of_attention != "-":
-            attention, variant = attention.but(normalize_output=norm), variant.but(mlp=plain.but(normalize_output=norm))
-        if getattr(attention, "normalize_heads", None) and isinstance(norm, RMSNorm):
-            attention = attention.but(normalize_heads=norm)
-        if self.windows:
-            lines = {SLIDING: attention.but(window=self.windows), FULL: self.full or attention}
-            turns = every(self.period, "sliding_window_pattern", (SLIDING, FULL)) if self.period else None
-            others = {"layers": turns and Layers(turns), "lines": lines} | others
-            fields = window(self.windows, SLIDING), *fields
         same = f"norm attention.normalize_heads attention.normalize_output {self.same_epsilon}"
-        same += " mlp.normalize_output" if getattr(variant.mlps[0], "normalize_output", None) else ""
+        same += " mlp.normalize_output" if plain.normalize_output else ""
         of_all = [
             *written(model_type=kind, architectures=[f"{name}ForCausalLM"]),
             Need("use_bidirectional_attention", (False, "vision"), "bidirectional attention"),
             *self.sizes,
             *(heads_fields(self.H_kv, self.d_head) if self.heads is None else self.heads),
             Field(self.of_epsilon, " ".join(f"{norm}.epsilon" for norm in same.split()), self.epsilon),
-            Field("tie_word_embeddings", "unembedding.tied", self.tied),
+            Field(
+                "tie_word_embeddings", "unembedding.tied", variant.unembedding.tied if self.tied is None else self.tied
+            ),
             *(*self.positions, *of_mlps, *self.biases, *fields),
             *written(attention_dropout=0.0, pad_token_id=None),
         ]
         return Architecture(
             "d",
             kind,
-            variant.but(attention=attention, order=self.order),
-            of_all,
+            variant if lines else variant.but(attention=variant.attentions[0]),
+            [field.or_that_of(variant, lines) if isinstance(field, Field) else field for field in of_all],
             self.whole if callable(self.tensors) else self.whole(),
             prefix="model.",
             ignored=("*.rotary_emb.inv_freq", *others.pop("ignored", ())),  # in files of 2023

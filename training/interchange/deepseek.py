@@ -6,26 +6,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms.lines import Indexer, KimiDelta, Latent, RMSNorm
-from training.interchange import mtp
-from training.interchange.decoders import SILU, VARIANT, WITHOUT_MLP, of_lines
-from training.interchange.description import (
-    Architecture,
-    Field,
-    Fields,
-    Layers,
-    Model,
-    Need,
-    fields_of,
-    value_at,
-    written,
-)
+from training.interchange import description, mtp
+from training.interchange.decoders import SILU, WITHOUT_MLP, of_lines
+from training.interchange.description import Architecture, Field, Fields, Layers, Model, Need, fields_of, only, written
 from training.interchange.experts import OURS, First
 from training.interchange.hybrids import LINEAR
 from training.interchange.mapping import rows
 from training.interchange.rotary import FULL, Positions
 
-NO_BIASES = (Need("attention_bias", False, "biases of latents"), *written(attention_bias=False))
+NO_BIASES = only("attention_bias", False, "biases of latents")
 ALL_ALIKE = Need("moe_layer_freq", 1, "layers without experts")
 LATENT = rows(
     "model.layers.#.self_attn",
@@ -37,23 +26,20 @@ LATENT = rows(
 INDEXER = rows(
     "model.layers.#.self_attn.indexer", "wq_b wk k_norm weights_proj", "layers.attention.index", "*_q *_k norm_k.* *_w"
 )
-OF_DELTA = "num_heads head_dim short_conv_kernel_size", "linear_num_heads linear_head_dim linear_conv_kernel_dim"
-"""The numbers of Kimi's delta rule: in the object of published files, and in those of transformers."""
-
-
-def latent_sizes(d_q: int | None) -> list[Any]:
-    """Return the fields of the sizes of latent attention; `d_q`: the default of that of the queries' latent."""
-    ours = "d_attn d_mid attention.d_c attention.d_r"
-    theirs = "qk_nope_head_dim v_head_dim kv_lora_rank qk_rope_head_dim"
-    return [
-        *fields_of(ours, theirs, 128, 128, 512, 64),
-        Field("q_lora_rank", "attention.d_q", d_q, optional=int),
-        *written(num_key_value_heads=lambda c: c.H_kv),
-    ]
+LATENT_SIZES = [
+    *fields_of("d_attn d_mid", "qk_nope_head_dim v_head_dim", 128, 128),
+    *fields_of("attention.d_c attention.d_r", "kv_lora_rank qk_rope_head_dim"),
+    Field("q_lora_rank", "attention.d_q", optional=int),
+    Need("num_key_value_heads", lambda found: found["H"], "keys shared by heads"),
+    *written(num_key_value_heads=lambda c: c.H_kv),
+]
+OF_INDEXER = [
+    *fields_of(" ".join(f"attention.indexer.{size}" for size in "nkd"), "index_n_heads index_topk index_head_dim"),
+    *written(layer_types=lambda c: ["indexed_attention"] * c.L, indexer_types=lambda c: ["full"] * c.L),
+]
 
 
 def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
-    fields.require("num_key_value_heads", found["H"], "keys shared by heads")
     if {*map(str, fields.items("indexer_types", ["full"]))} != {"full"}:
         fields.needs.append("choices of tokens that layers share (indexer_types)")
     if kind != "deepseek_v2":
@@ -72,61 +58,31 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
         one = getattr(model.config.variant.mlp, "groups", 1) == 1
         state["topk_method"] = "greedy" if one else "group_limited_greedy"
     else:
-        state["rope_interleave"] = value_at(model.config, "attention.positions.pairs") == "neighbors"
+        state["rope_interleave"] = description.value_at(model.config, "attention.positions.pairs") == "neighbors"
     return []
 
 
-def _fields_of(indexer: Indexer | None) -> list[Any]:
-    """Return the fields of an indexer."""
-    if indexer is None:
-        return []
-    ours = " ".join(f"attention.indexer.{size}" for size in "nkd")
-    kinds = written(layer_types=lambda c: ["indexed_attention"] * c.L, indexer_types=lambda c: ["full"] * c.L)
-    return [*fields_of(ours, "index_n_heads index_topk index_head_dim", indexer.n, indexer.k, indexer.d), *kinds]
-
-
-def _architecture(
-    names: str, first: First, d_q: int = 1536, epsilon: float = 1e-6, indexer: Indexer | None = None
-) -> Architecture:
+def _architecture(names: str, first: First, *fields: Any) -> Architecture:
     return of_lines(
         names,
-        *(*latent_sizes(d_q), first, ALL_ALIKE, *_fields_of(indexer)),
-        attention=Latent(d_c=512, d_r=64, d_q=d_q, indexer=indexer),
+        *(*LATENT_SIZES, first, ALL_ALIKE, *fields),
         positions=[Positions(pairs="neighbors", scales_scores=True)],
         biases=NO_BIASES,
         sizes=WITHOUT_MLP,
         heads=[],
-        epsilon=epsilon,
-        tensors=LATENT if indexer is None else LATENT | INDEXER,
+        tensors=LATENT | INDEXER,
         read=_read,
         write=_write,
         head=mtp.DEEPSEEK,
     )
 
 
-def _read_kimi(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
-    published = fields.inner(fields.table("linear_attn_config"))
-    n, d, width = (
-        published.integer(name, fields.integer(theirs, default))
-        for name, theirs, default in zip(*map(str.split, OF_DELTA), (32, 128, 4), strict=True)
-    )
-    delta = {"n": n, "n_keys": n, "d_key": d, "d_value": d, "rank": d, "width": width}
-    found |= {f"{LINEAR}.{name}": value for name, value in delta.items()}
-    fields.require("num_key_value_heads", found["H"], "keys shared by heads")
-
-
 def _layer_types(fields: Fields, L: int) -> Any:
     """Return the kind of each of Kimi's layers; published files count from 1."""
-    full = fields.inner(fields.table("linear_attn_config")).get("full_attn_layers")
+    full = fields.get("linear_attn_config.full_attn_layers")
     if isinstance(full, list):
         return [FULL if l + 1 in full else LINEAR for l in range(L)]
     return [FULL if l and l % 4 == 0 else LINEAR for l in range(L)] if full is None else full
-
-
-def _write_kimi(model: Model, state: dict[str, Any], kind: str) -> list[str]:
-    delta = next(line for line in model.config.variant.attentions if isinstance(line, KimiDelta))
-    state |= dict(zip(OF_DELTA[1].split(), (delta.n, delta.d_key, delta.width), strict=True))
-    return []
 
 
 def _of_kimi() -> dict[str, str]:
@@ -149,36 +105,29 @@ def _of_kimi() -> dict[str, str]:
     }
 
 
-_OF_KIMI = RMSNorm(epsilon=1e-5)
-_INDEXER = Indexer(n=64, d=128, k=2048)
 KINDS = {
-    "deepseek_v3": _architecture("deepseek_v3 DeepseekV3", First(3, 18_432)),
-    "deepseek_v2": _architecture("deepseek_v2 DeepseekV2", First(0, 11_008)),
-    "deepseek_v32": _architecture("deepseek_v32 DeepseekV32", First(3, 18_432), indexer=_INDEXER),
-    "glm_moe_dsa": _architecture(
-        "glm_moe_dsa GlmMoeDsa", First(3, 12_288), 2048, 1e-5, Indexer(n=32, d=128, k=2048, pairs="neighbors")
-    ),
-    "glm4_moe_lite": _architecture("glm4_moe_lite Glm4MoeLite", First(1, 10_240), 768, 1e-5),
+    "deepseek_v3": _architecture("deepseek_v3 DeepseekV3 DEEPSEEK", First(3, 18_432)),
+    "deepseek_v2": _architecture("deepseek_v2 DeepseekV2 DEEPSEEK", First(0, 11_008)),
+    "deepseek_v32": _architecture("deepseek_v32 DeepseekV32 DEEPSEEK_V32", First(3, 18_432), *OF_INDEXER),
+    "glm_moe_dsa": _architecture("glm_moe_dsa GlmMoeDsa GLM5", First(3, 12_288), *OF_INDEXER),
+    "glm4_moe_lite": _architecture("glm4_moe_lite Glm4MoeLite GLM4_MOE_LITE", First(1, 10_240)),
     "kimi_linear": of_lines(
-        "kimi_linear KimiLinear",
-        *(*latent_sizes(None), ALL_ALIKE, First(1, 9216), *SILU),
+        "kimi_linear KimiLinear KIMI_LINEAR",
+        *(*LATENT_SIZES, ALL_ALIKE, First(1, 9216), *SILU),
+        # in published files, in an object
+        Field("linear_num_heads|linear_attn_config.num_heads", f"{LINEAR}.n {LINEAR}.n_keys"),
+        Field("linear_head_dim|linear_attn_config.head_dim", f"{LINEAR}.d_key {LINEAR}.d_value {LINEAR}.rank"),
+        Field("linear_conv_kernel_dim|linear_attn_config.short_conv_kernel_size", f"{LINEAR}.width"),
         Need("moe_router_activation_func", "sigmoid", "other scores of experts"),
         Need("mla_use_nope", True, "rotary positions"),
         positions=(),
         biases=NO_BIASES,
-        variant=VARIANT.but(norm=_OF_KIMI),
         sizes=[field._replace(names=field.names.replace("max_", "model_max_length|max_")) for field in WITHOUT_MLP],
         heads=[],
-        epsilon=1e-5,
+        kinds=(LINEAR, FULL),
         same_epsilon=f"{LINEAR}.norm",
         mlp=("", ""),
         tensors=_of_kimi(),
-        read=_read_kimi,
-        write=_write_kimi,
-        lines={
-            LINEAR: KimiDelta(n=32, n_keys=32, d_key=128, d_value=128, rank=128, norm=_OF_KIMI),
-            FULL: Latent(positions=None, d_c=512, d_r=64),
-        },
         layers=Layers(_layer_types),
     ),
 }

@@ -66,8 +66,10 @@ class Fields:
         return Fields(self.path, state, self.needs)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a field, or the default if it is missing or null."""
-        value = self._state.get(name)
+        """Return a field, or the default if it is missing or null; a name may have dots, for a field of an object."""
+        value: Any = self._state
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
         return default if value is None else value
 
     def has(self, name: str) -> bool:
@@ -208,6 +210,13 @@ class Field(NamedTuple):
         value = value and value**self.power if self.power != 1 else value
         found |= dict.fromkeys(self.ours.split(), self.values[value] if self.values else value)
 
+    def or_that_of(self, variant: Variant, lines: Mapping[Any, Any]) -> "Field":
+        """Return a line's field that has no default with that of a variant, or of one of its `lines`."""
+        if self.default is not None or "." not in self.ours:
+            return self
+        attention = next((line for line in variant.attentions if isinstance(line, Attention)), variant.attentions[0])
+        return self._replace(default=self.write(variant, {"attention": attention, **lines}))
+
     def fill(self, state: dict[str, Any], config: Any, lines: Mapping[str, Any]) -> None:
         """Add the field to a config.json."""
         if self.names != "-":
@@ -233,12 +242,13 @@ class Need(NamedTuple):
     """A field that asks for a feature that is not supported, unless it has one value; it is not written."""
 
     name: str
-    value: Any  # or a tuple of several
+    value: Any  # or a tuple of several, or a function of all that was read before
     what: str  # the feature
 
     def read(self, fields: Fields, found: dict[str, Any]) -> None:
         """Note the feature if the field asks for it."""
-        values = self.value if isinstance(self.value, tuple) else (self.value,)
+        value = self.value(found) if callable(self.value) else self.value
+        values = value if isinstance(value, tuple) else (value,)
         fields.require(self.name, next((v for v in values if v == fields.get(self.name)), values[0]), self.what)
 
     def fill(self, state: dict[str, Any], config: Any, lines: Mapping[str, Any]) -> None:
@@ -316,6 +326,11 @@ def fields_of(ours: str, names: str, *defaults: Any) -> list[Field]:
 def written(**values: Any) -> list[Field]:
     """Return fields that are only written: of each the value, or a function of the configuration."""
     return [Field(name, default=value) for name, value in values.items()]
+
+
+def only(name: str, value: Any, what: str) -> list[Field | Need]:
+    """Return a field that has one value, which is written; another asks for a feature that is not supported."""
+    return [Need(name, value, what), *written(**{name: value})]
 
 
 def _nothing(*_: Any) -> list[str]:

@@ -7,33 +7,32 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from algorithms import VARIANTS
 from algorithms.lines import MLP, Experts
 from training.interchange.description import Field, Fields, fields_of, theirs
 
 ALPHA = 1.702
 """The factor in the sigmoid of gpt-oss's nonlinearity, the only one that our ``gelu_sigmoid`` has."""
-OURS = "*_gate *_mlp1 *_mlp2"
+OURS, PARTS = "*_gate *_mlp1 *_mlp2", "gate_proj up_proj down_proj"
+"""The matrices of a gated MLP, and their usual names."""
 DENSE, SPARSE = "dense", "sparse"
 
 
 class Mixture(NamedTuple):
     """A kind's description and storage of its experts, as a `Field`."""
 
-    n: tuple[str, int] = ("num_experts", 64)  # the field with the number of experts, and its default
-    k: int = 8  # the default of num_experts_per_tok
+    line: Any  # the mixture that no field decides, which has the fields' defaults
+    n: str = "num_experts"  # the field with the number of experts
     width: str = "moe_intermediate_size"  # the field with the hidden units of an expert
     d_mlp: int | None = None  # its default
-    renormalized: bool = False  # whether weights are divided by their sum, unless a field decides
     fields: Sequence[Field] = ()  # further fields, by the attributes of `Experts`
     module: str = "mlp"  # in a layer
     router: str = "gate"  # in that module
     choice: str = "gate.e_score_correction_bias"  # in that module: what is added to the scores of the choice
     shared: str = "shared_experts"  # in that module: what every token takes
-    # the field with the hidden units of what every token takes, if it is not their number, and its default
-    shared_width: tuple[str, int] = ("", 0)
-    parts: str = "gate_proj up_proj down_proj"  # of an expert: gate, first and second matrix
+    shared_width: str = ""  # the field with the hidden units of what every token takes, if it is not their number
+    parts: str = PARTS  # of an expert: gate, first and second matrix
     chosen: str = "num_experts_per_tok"  # the field with the number of experts that a token takes
-    others: Mapping[str, Any] = {}  # attributes of `Experts` that no field decides
     # the names of two tensors that have all experts: of gate and first matrix, one below the other, and of the second
     stacked: str = ""
     transposed: bool = False  # whether these have our rows as columns
@@ -44,24 +43,22 @@ class Mixture(NamedTuple):
         found["d_mlp"] = d_mlp = fields.integer(self.width, self.d_mlp)
         for name, value in (("mlp_only_layers", []), ("decoder_sparse_step", 1)):
             fields.require(name, value, "layers without experts")
-        mlp, (name, default), (of_shared, units) = plain_mlp(fields), self.n, self.shared_width
+        mlp, own = plain_mlp(fields), self.line
         if self.fused:
             fields.require("swiglu_alpha", ALPHA, "another nonlinearity")
             mlp = mlp.but(activation="gelu_sigmoid", biases=True)
-        line = {field: getattr(mlp, field) for field in ("activation", "gated", "biases", "clip", "normalize_output")}
-        line["renormalized"] = self.renormalized
+        line = {"activation": mlp.activation, "biases": mlp.biases, "d_mlp": None}
         for field in self.fields:
-            field.read(fields, line)
-        line |= self.others
-        if of_shared:
-            rows = fields.integer(of_shared, units, least=0)
+            field._replace(default=field.write(own)).read(fields, line)
+        if self.shared_width:
+            rows = fields.integer(self.shared_width, own.shared * (self.d_mlp or 0), least=0)
             line |= {"shared": 1, "d_shared": rows} if rows % d_mlp else {"shared": rows // d_mlp}
-        found["mlp"] = Experts(
+        balance = fields.number("router_aux_loss_coef", 0.001) if fields.flag("output_router_logits", False) else 0.0
+        found["mlp"] = own.but(
             **line,
-            n=fields.integer(name if fields.has(name) else "num_local_experts", default, limit=1 << 16),
-            k=fields.integer(self.chosen if fields.has(self.chosen) else "num_experts_per_tok", self.k),
-            router_bias=self.fused,
-            balance=fields.number("router_aux_loss_coef", 0.001) if fields.flag("output_router_logits", False) else 0.0,
+            n=fields.integer(self.n if fields.has(self.n) else "num_local_experts", own.n, limit=1 << 16),
+            k=fields.integer(self.chosen if fields.has(self.chosen) else "num_experts_per_tok", own.k),
+            balance=balance,
         )
 
     def fill(self, state: dict[str, Any], config: Any, lines: Mapping[str, Any]) -> None:
@@ -69,12 +66,12 @@ class Mixture(NamedTuple):
         mlps, d_mlp = config.variant.mlps_in_turn, config.d_mlp
         line: Any = next((mlp for mlp in mlps if isinstance(mlp, Experts)), mlps[0])
         state["hidden_act"] = "silu" if self.fused else theirs(getattr(line, "activation", None) or "gelu")
-        if self.shared_width[0]:
-            state[self.shared_width[0]] = getattr(line, "d_shared", None) or d_mlp * getattr(line, "shared", 0)
+        if self.shared_width:
+            state[self.shared_width] = getattr(line, "d_shared", None) or d_mlp * getattr(line, "shared", 0)
         if not isinstance(line, Experts):
-            state[self.n[0]] = 1
+            state[self.n] = 1
             return
-        state |= {self.n[0]: line.n, self.chosen: line.k, self.width: d_mlp}
+        state |= {self.n: line.n, self.chosen: line.k, self.width: d_mlp}
         state |= {field.names.partition("|")[0]: field.write(line) for field in self.fields}
         state |= {"swiglu_alpha": ALPHA} if self.fused else {}
         state |= {"output_router_logits": line.balance > 0, "router_aux_loss_coef": line.balance}
@@ -98,7 +95,7 @@ class Mixture(NamedTuple):
             axes, leaves = "^" if self.transposed else "", ("W_gate&W_mlp1", "W_mlp2/W_mlp2")
             of_all = zip(self.stacked.split(), leaves, strict=True)
             return found | {f"{module}.{name}": f"{axes}{ours}.experts.{leaf}" for name, leaf in of_all}
-        for name, shared, leaf in zip(self.parts.split(), Mixture().parts.split(), OURS.split(), strict=True):
+        for name, shared, leaf in zip(self.parts.split(), PARTS.split(), OURS.split(), strict=True):
             found |= {f"{module}.experts.@.{name}.*": f"{ours}.experts.{leaf}"}
             found |= {f"{module}.{self.shared}.{shared}.*": f"{ours}.shared.{leaf}"}
         return found
@@ -149,122 +146,98 @@ def of_shared_mlp(ours: str) -> dict[str, str]:
     }
 
 
+def _of(record: str, **changes: Any) -> Experts:
+    """Return the mixture of a record, changed."""
+    return next(mlp for mlp in VARIANTS[record].mlps if isinstance(mlp, Experts)).but(**changes)
+
+
 QWEN = "shared_expert_intermediate_size"
-_SIGMOIDS = {"scores": "sigmoid", "choice_bias": True}
-_qwen = functools.partial(Mixture, shared="shared_expert", others={"shared_gate": True})
-_CHOSEN = Field("norm_topk_prob", "renormalized", False)
-_RENORMALIZED = _CHOSEN._replace(default=True)
-_GROUPS = "factor groups chosen_groups shared", "routed_scaling_factor n_group topk_group n_shared_experts"
+_CHOSEN = fields_of("renormalized", "norm_topk_prob")
+_GROUPS = fields_of("factor groups chosen_groups", "routed_scaling_factor n_group topk_group")
+_SHARED = fields_of("shared", "n_shared_experts")
 _OF_KIMI = "routed_scaling_factor num_expert_group|n_group topk_group num_shared_experts|n_shared_experts"
+_qwen = functools.partial(Mixture, shared="shared_expert")
+_deepseek = functools.partial(Mixture, n="n_routed_experts", fields=[*_CHOSEN, *_GROUPS, *_SHARED])
 GRANITE = Mixture(
-    ("num_local_experts", 8),
-    2,
+    Experts(n=8, gated=True, shared=1),
+    "num_local_experts",
     "intermediate_size",
-    renormalized=True,
+    d_mlp=1024,
     module="block_sparse_moe",
     router="router.layer",
-    shared_width=(SHARED, 1024),
+    shared_width=SHARED,
     stacked="input_linear.weight output_linear.weight",
 )
-_OF_V3 = Mixture(
-    ("n_routed_experts", 256), fields=[_RENORMALIZED, *fields_of(*_GROUPS, 2.5, 8, 4, 1)], others=_SIGMOIDS
-)
 NEMOTRON = Mixture(
-    ("n_routed_experts", 8),
-    2,
+    Experts(n=8, activation="relu_squared", scores="sigmoid", choice_bias=True, shared=1),
+    "n_routed_experts",
     d_mlp=7688,
-    fields=[
-        Field("mlp_hidden_act", "activation", "relu2"),
-        *(
-            _RENORMALIZED,
-            *fields_of("factor groups chosen_groups", "routed_scaling_factor n_group topk_group", 1.0, 1, 1),
-        ),
-    ],
-    shared_width=("moe_shared_expert_intermediate_size", 7688),
-    others={**_SIGMOIDS, "gated": False},
+    fields=[Field("mlp_hidden_act", "activation"), *_CHOSEN, *_GROUPS],
+    shared_width="moe_shared_expert_intermediate_size",
 )
 MIXTURES = {
-    "mixtral": GRANITE._replace(router="gate", parts="w1 w3 w2", stacked="", shared_width=("", 0)),
-    "qwen3_moe": Mixture(("num_experts", 128), fields=[_CHOSEN]),
-    "qwen3_next": _qwen(("num_experts", 512), 10, d_mlp=512, shared_width=(QWEN, 512), fields=[_RENORMALIZED]),
-    "qwen2_moe": _qwen(("num_experts", 60), 4, d_mlp=1408, shared_width=(QWEN, 5632), fields=[_CHOSEN]),
-    "qwen3_5_moe_text": _qwen(("num_experts", 256), d_mlp=512, shared_width=(QWEN, 512), renormalized=True),
-    "glm4_moe": Mixture(
-        ("n_routed_experts", 128),
-        d_mlp=1408,
-        fields=[_RENORMALIZED, *fields_of(*_GROUPS, 1.0, 1, 1, 1)],
-        others=_SIGMOIDS,
-    ),
+    "mixtral": GRANITE._replace(line=_of("MIXTRAL"), router="gate", parts="w1 w3 w2", stacked="", shared_width=""),
+    "qwen3_moe": Mixture(_of("QWEN3_MOE", renormalized=False), fields=_CHOSEN),
+    "qwen3_next": _qwen(_of("QWEN3_NEXT"), d_mlp=512, shared_width=QWEN, fields=_CHOSEN),
+    "qwen2_moe": _qwen(_of("QWEN2_MOE"), d_mlp=1408, shared_width=QWEN, fields=_CHOSEN),
+    "qwen3_5_moe_text": _qwen(_of("QWEN3_5_MOE"), d_mlp=512, shared_width=QWEN),
+    "glm4_moe": _deepseek(_of("GLM4_MOE"), d_mlp=1408),
     "ernie4_5_moe": Mixture(
-        ("moe_num_experts", 64),
-        6,
+        _of("ERNIE4_5_MOE"),
+        "moe_num_experts",
         d_mlp=1536,
-        renormalized=True,
-        fields=[Field("moe_num_shared_experts", "shared", 2)],
+        fields=fields_of("shared", "moe_num_shared_experts"),
         choice="gate.moe_statics.e_score_correction_bias|moe_statics.e_score_correction_bias",
         chosen="moe_k",
-        others={"choice_bias": True},
     ),
-    "olmoe": Mixture(width="intermediate_size", fields=[_CHOSEN]),
+    "olmoe": Mixture(_of("OLMOE"), width="intermediate_size", fields=_CHOSEN),
     "minimax_m2": Mixture(
-        ("num_local_experts", 256),
-        width="intermediate_size",
-        renormalized=True,
+        _of("MINIMAX_M2"),
+        "num_local_experts",
+        "intermediate_size",
         module="block_sparse_moe",
         choice="e_score_correction_bias",
         parts="w1 w3 w2",
-        others=_SIGMOIDS,
     ),
     "llama4_text": Mixture(
-        ("num_local_experts", 16),
-        1,
+        _of("LLAMA4", n=16),
+        "num_local_experts",
         "intermediate_size",
         module="feed_forward",
         router="router",
-        others={"scores": "sigmoid", "weighted": "inputs", "shared": 1},
         stacked="experts.gate_up_proj experts.down_proj",
         transposed=True,
     ),
     "gpt_oss": Mixture(
-        ("num_local_experts", 128),
-        4,
+        _of("GPT_OSS", n=128),
+        "num_local_experts",
         "intermediate_size",
-        renormalized=True,
-        fields=[Field("swiglu_limit", "clip", 7.0)],
+        fields=fields_of("clip", "swiglu_limit"),
         router="router",
         fused=True,
     ),
-    "granitemoe": GRANITE._replace(shared_width=("", 0)),
-    "granitemoeshared": GRANITE._replace(shared_width=(SHARED, 0)),
+    "granitemoe": GRANITE._replace(line=Experts(n=8, gated=True), shared_width=""),
+    "granitemoeshared": GRANITE._replace(line=Experts(n=8, gated=True)),
     "kimi_linear": Mixture(
-        ("num_experts", 256),
-        fields=[
-            Field("moe_renormalize|norm_topk_prob", "renormalized", True),
-            *fields_of(_GROUPS[0], _OF_KIMI, 2.446, 1, 1, 1),
-        ],
+        _of("KIMI_LINEAR"),
+        fields=fields_of(
+            "renormalized factor groups chosen_groups shared", f"moe_renormalize|norm_topk_prob {_OF_KIMI}"
+        ),
         chosen="num_experts_per_token",
         module="block_sparse_moe",
         parts="w1 w3 w2",
-        others=_SIGMOIDS,
     ),
-    "deepseek_v2": Mixture(("n_routed_experts", 64), 2, fields=fields_of(*_GROUPS, 1.0, 1, 1, 2)),
-    **dict.fromkeys(("deepseek_v3", "deepseek_v32"), _OF_V3),
-    "glm_moe_dsa": _OF_V3._replace(fields=[_RENORMALIZED, *fields_of(*_GROUPS, 2.5, 1, 1, 1)]),
+    "deepseek_v2": _deepseek(Experts(n=64, gated=True, renormalized=False, shared=2), fields=[*_GROUPS, *_SHARED]),
+    **dict.fromkeys(("deepseek_v3", "deepseek_v32"), _deepseek(_of("DEEPSEEK"))),
+    "glm_moe_dsa": _deepseek(_of("GLM5")),
     "lfm2_moe": Mixture(
-        ("num_experts", 32),
-        4,
+        _of("LFM2_MOE"),
         d_mlp=1792,
-        fields=[
-            _RENORMALIZED,
-            *(Field("use_expert_bias", "choice_bias", True), Field("routed_scaling_factor", "factor", 1.0)),
-        ],
-        others={"scores": "sigmoid"},
+        fields=[*_CHOSEN, *fields_of("choice_bias factor", "use_expert_bias routed_scaling_factor")],
         module="feed_forward",
         choice="expert_bias",
         parts="w1 w3 w2",
     ),
-    "glm4_moe_lite": Mixture(
-        ("n_routed_experts", 64), 4, fields=[_RENORMALIZED, *fields_of(*_GROUPS, 1.8, 1, 1, 1)], others=_SIGMOIDS
-    ),
+    "glm4_moe_lite": _deepseek(_of("GLM4_MOE_LITE")),
 }
 """By model_type."""

@@ -3,20 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from algorithms.lines import MLP, RGLRU, Attention, Embedding, RMSNorm, ShortConvolution
-from training.interchange.decoders import LINE, OF_SIZES, SIZES, VARIANT, WITHOUT_MLP, Norms, of_lines
-from training.interchange.description import (
-    Architecture,
-    Field,
-    Fields,
-    Layers,
-    Model,
-    fields_of,
-    numbered,
-    theirs,
-    unlike,
-    written,
-)
+from algorithms.lines import RGLRU, Attention, ShortConvolution
+from training.interchange import description
+from training.interchange.decoders import OF_SIZES, SIZES, WITHOUT_MLP, Norms, of_lines
+from training.interchange.description import Architecture, Field, Fields, Layers, Model, fields_of, numbered, written
 from training.interchange.errors import InterchangeError
 from training.interchange.experts import OURS, First
 from training.interchange.mapping import rows
@@ -40,14 +30,15 @@ def _write_gemma(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     c, v = model.config, model.config.variant
     unit = next(line for line in v.attentions if isinstance(line, RGLRU))
     state |= {"intermediate_size": 2 * c.d_mlp, "lru_width": unit.n * unit.d}
-    lacks = unlike(theirs(v.mlps[0].activation or "gelu"), "gelu_new", "another nonlinearity than GELU by tanh")
-    lacks += unlike(unit.n, c.H, f"{unit.n} groups of an RG-LRU, but {c.H} heads")
+    lacks = description.unlike(
+        description.theirs(v.mlps[0].activation or "gelu"), "gelu_new", "another nonlinearity than GELU by tanh"
+    )
+    lacks += description.unlike(unit.n, c.H, f"{unit.n} groups of an RG-LRU, but {c.H} heads")
     windows = [line.window for line in v.attentions if isinstance(line, Attention)]
-    return lacks + unlike(None in windows, False, "attention without a window")
+    return lacks + description.unlike(None in windows, False, "attention without a window")
 
 
 CONVOLUTION = "conv"
-_LFM_NORM = RMSNorm(epsilon=1e-5)
 
 
 class _Adjusted:
@@ -73,23 +64,21 @@ def _read_lfm(fields: Fields, found: dict[str, Any], names: Any, kind: str) -> N
 
 def _write_lfm(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     lines = (line for line in model.config.variant.attentions if isinstance(line, ShortConvolution))
-    return unlike(next(lines).d, model.config.d_e, "convolutions of another number of rows than d_e")
+    return description.unlike(next(lines).d, model.config.d_e, "convolutions of another number of rows than d_e")
 
 
 def _lfm(names: str, *fields: Any) -> Architecture:
     layer, ours = "model.layers.#", "layers.attention"
     return of_lines(
         names,
-        *(*fields, *fields_of(f"{CONVOLUTION}.width {CONVOLUTION}.biases", "conv_L_cache conv_bias", 3, False)),
+        *(*fields, *fields_of(f"{CONVOLUTION}.width {CONVOLUTION}.biases", "conv_L_cache conv_bias")),
         positions=[Positions(base=1_000_000.0)],
         activation=(),
         biases=(),
-        variant=VARIANT.but(norm=_LFM_NORM),
         sizes=WITHOUT_MLP,
         H_kv=8,
-        epsilon=1e-5,
         of_epsilon="norm_eps",
-        tied=True,
+        kinds=(CONVOLUTION, FULL),
         norms=Norms("operator_norm", "ffn_norm"),
         modules=("self_attn", "feed_forward"),
         of_heads="q_layernorm k_layernorm",
@@ -104,32 +93,27 @@ def _lfm(names: str, *fields: Any) -> Architecture:
         },
         read=_read_lfm,
         write=_write_lfm,
-        lines={CONVOLUTION: ShortConvolution(d=2048), FULL: LINE.but(normalize_heads=_LFM_NORM)},
         layers=Layers(numbered("full_attn_idxs", (CONVOLUTION, FULL), range)),
     )
 
 
-_BLOCK, _ATTENTION, _NORM = "model.layers.#.temporal_block", "layers.attention", RMSNorm(epsilon=1e-6, offset=1.0)
+_BLOCK, _ATTENTION = "model.layers.#.temporal_block", "layers.attention"
 KINDS = {
     "recurrent_gemma": of_lines(
-        "recurrent_gemma RecurrentGemma",
-        Field("logits_soft_cap", "unembedding.cap", 30.0),
-        Field("attention_window_size", f"{ATTENTION}.window", 2048),
-        Field("conv1d_width", f"{RECURRENT}.width", 4),
+        "recurrent_gemma RecurrentGemma RECURRENT_GEMMA",
+        *fields_of(
+            f"unembedding.cap {ATTENTION}.window {RECURRENT}.width",
+            "logits_soft_cap attention_window_size conv1d_width",
+        ),
         *written(hidden_activation="gelu_pytorch_tanh"),
         positions=[Positions(share=0.5)],
         activation=(),
         biases=[Field("attention_bias", f"{ATTENTION}.biases", False, ("out", True))],
-        variant=VARIANT.but(
-            embedding=Embedding(positions=None, scaled="bfloat16"),
-            norm=_NORM,
-            mlp=MLP(activation="gelu_tanh", gated=True),
-        ),
+        kinds=(RECURRENT, ATTENTION),
         sizes=[
             Field(name, ours, 8192 if ours == "l_max" else None)  # which official files do not say
             for name, ours in zip(OF_SIZES.split(), SIZES.split(), strict=True)
         ],
-        tied=True,
         norms=Norms("temporal_pre_norm", "channel_pre_norm"),
         modules=("temporal_block", "mlp_block"),
         tensors={
@@ -146,10 +130,9 @@ KINDS = {
         },
         read=_read_gemma,
         write=_write_gemma,
-        lines={RECURRENT: RGLRU(n=1, d=1), ATTENTION: Attention(window=2048)},
         layers=Layers(lambda fields, L: [RECURRENT, RECURRENT, ATTENTION], "block_types", cyclic=True),
     ),
-    "lfm2": _lfm("lfm2 Lfm2", _Adjusted()),
-    "lfm2_moe": _lfm("lfm2_moe Lfm2Moe", First(2, 7168, "num_dense_layers")),
+    "lfm2": _lfm("lfm2 Lfm2 LFM2", _Adjusted()),
+    "lfm2_moe": _lfm("lfm2_moe Lfm2Moe LFM2_MOE", First(2, 7168, "num_dense_layers")),
 }
 """By model_type."""

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms.lines import MLP, Attention, Embedding, LayerEnd, RMSNorm
-from training.interchange.decoders import LINE, VARIANT, Norms, of_lines, window
+from algorithms import GEMMA
+from algorithms.lines import MLP, Attention, LayerEnd, RMSNorm
+from training.interchange.decoders import LINE, Norms, of_lines, window
 from training.interchange.description import Field, Fields, Layers, Model, Need, every, in_turn
 from training.interchange.errors import InterchangeError
 from training.interchange.rotary import FULL, SLIDING, Positions, rotary_fields
@@ -96,7 +97,7 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
 _LAYER = "model.layers.#"
 KINDS = {
     kind: of_lines(
-        f"{kind} {name}",
+        f"{kind} {name} GEMMA",
         window(width),
         Field("final_logit_softcapping", "unembedding.cap", optional=float),
         Field("use_double_wide_mlp", "is_wide", False),
@@ -108,14 +109,9 @@ KINDS = {
             Positions(f"{FULL}.positions", 1_000_000.0, share=1.0, kind=FULL),
         ),
         activation=[Field("hidden_activation", "mlp.activation", "gelu_pytorch_tanh")],
-        variant=VARIANT.but(
-            embedding=Embedding(positions=None, scaled=True),
-            norm=_NORM,
-            mlp=MLP(activation="gelu_tanh", gated=True, biases=False),
-        ),
+        variant=GEMMA.but(norm=_NORM),
         H_kv=4,
         d_head=256,
-        tied=True,
         norms=Norms(
             "input_layernorm", "pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"
         ),

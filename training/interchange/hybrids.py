@@ -5,22 +5,12 @@ layers. In Qwen's, attentions have gates; OLMo's have norms of what is added, an
 from collections.abc import Sequence
 from typing import Any
 
+from algorithms import LLAMA
 from algorithms.lines import GatedDelta, RMSNorm
 from training.interchange import mtp
 from training.interchange.containers import Tensors
-from training.interchange.decoders import LINE, SILU, VARIANT, WITHOUT_MLP, Norms, of_lines
-from training.interchange.description import (
-    Architecture,
-    Field,
-    Fields,
-    Layers,
-    Model,
-    Need,
-    every,
-    fields_of,
-    in_turn,
-    written,
-)
+from training.interchange.decoders import SILU, WITHOUT_MLP, Norms, of_lines
+from training.interchange.description import Architecture, Field, Fields, Layers, Model, every, fields_of, in_turn, only
 from training.interchange.rotary import FULL, Positions
 
 LINEAR = "linear_attention"
@@ -31,7 +21,7 @@ OF_LINEAR = (
 _APART = {"qkv": "W_q+W_k+W_v", **{a: f"W_{a}" for a in "zba"}}
 _TOGETHER = {"qkvz": "W_q&W_k&W_v&W_z", "ba": "W_b&W_a/W_q"}
 """The projections before a delta rule: the ends of the tensors' names, and our arrays."""
-_LAYER, _OURS, _NORM = "model.layers.#", "layers.attention", RMSNorm(epsilon=1e-6, offset=1.0)
+_LAYER, _OURS = "model.layers.#", "layers.attention"
 _DELTA = f"{_LAYER}.linear_attn"
 _RATES = {f"{_DELTA}.dt_bias": f"{_OURS}.b_a", f"{_DELTA}.A_log": f"{_OURS}.a"}
 
@@ -39,11 +29,11 @@ _RATES = {f"{_DELTA}.dt_bias": f"{_OURS}.b_a", f"{_DELTA}.A_log": f"{_OURS}.a"}
 def _of_qwen(names: str, H_kv: int, projections: dict[str, str], **others: Any) -> Architecture:
     return of_lines(
         names,
-        *(*fields_of(OF_DELTA, OF_LINEAR, 32, 16, 128, 128, 4), *SILU),
+        *(*fields_of(OF_DELTA, OF_LINEAR), *SILU),
         positions=[Positions(share=0.25)],
         activation=(),
-        biases=[Need("attention_bias", False, "biases of the gates of heads"), *written(attention_bias=False)],
-        variant=VARIANT.but(norm=_NORM),
+        biases=only("attention_bias", False, "biases of the gates of heads"),
+        kinds=(LINEAR, FULL),
         H_kv=H_kv,
         d_head=256,
         same_epsilon=f"{LINEAR}.norm",
@@ -55,10 +45,6 @@ def _of_qwen(names: str, H_kv: int, projections: dict[str, str], **others: Any) 
             f"{_DELTA}.norm.weight": f"{_OURS}.gamma",
             f"{_DELTA}.out_proj.weight": f"{_OURS}.W_out",
         },
-        lines={
-            LINEAR: GatedDelta(n=32, n_keys=16, d_key=128, d_value=128, norm=RMSNorm(epsilon=1e-6)),
-            FULL: LINE.but(normalize_heads=_NORM, gated=True),
-        },
         layers=Layers(every(4, "full_attention_interval", (LINEAR, FULL))),
         ignored=("mtp.*", "model.visual.*"),
         head=mtp.QWEN,
@@ -67,12 +53,6 @@ def _of_qwen(names: str, H_kv: int, projections: dict[str, str], **others: Any) 
 
 
 OLMO_LAYERS = Layers(lambda fields, L: [LINEAR if (l + 1) % 4 and (l + 1 < L or L > 3) else FULL for l in range(L)])
-_OF_OLMO = RMSNorm(epsilon=1e-6)
-_OLMO_LINES = {
-    # no field has the ε of what a delta rule gives
-    LINEAR: GatedDelta(n=30, n_keys=30, d_key=96, d_value=192, norm=RMSNorm(epsilon=1e-5), beta_factor=2.0),
-    FULL: LINE.but(normalize_heads=_OF_OLMO, heads_together=True, normalize_output=_OF_OLMO),
-}
 _OLMO_SIZES = (
     *(lambda found: found["H"],) * 2,
     lambda found: max(3 * found["d_e"] // (4 * found[f"{LINEAR}.n_keys"]), 1),
@@ -82,8 +62,7 @@ _OLMO_SIZES = (
 
 
 def _read_olmo(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
-    mlp = VARIANT.mlps[0]
-    assert mlp
+    mlp: Any = LLAMA.mlp
     after = mlp.but(normalize_output=RMSNorm(epsilon=found["norm.epsilon"]))
     by_kind = {LINEAR: (mlp, "norm_first"), FULL: (after, "no_norm")}
     of_layers = in_turn([by_kind[kind] for kind in OLMO_LAYERS.of(fields, found["L"], [*by_kind])])
@@ -103,16 +82,16 @@ def _own_rows(tensors: Tensors, model: Model) -> None:
 
 _SECOND = f"{_LAYER}.feedforward_layer_norm.*|{_LAYER}.post_attention_layernorm.*"
 KINDS = {
-    "qwen3_next": _of_qwen("qwen3_next Qwen3Next", 2, _TOGETHER),
-    "qwen3_5_text": _of_qwen("qwen3_5_text Qwen3_5", 4, _APART),
-    "qwen3_5_moe_text": _of_qwen("qwen3_5_moe_text Qwen3_5Moe", 2, _APART, sizes=WITHOUT_MLP),
+    "qwen3_next": _of_qwen("qwen3_next Qwen3Next QWEN3_NEXT", 2, _TOGETHER),
+    "qwen3_5_text": _of_qwen("qwen3_5_text Qwen3_5 QWEN3_5", 4, _APART),
+    "qwen3_5_moe_text": _of_qwen("qwen3_5_moe_text Qwen3_5Moe QWEN3_5_MOE", 2, _APART, sizes=WITHOUT_MLP),
     "olmo_hybrid": of_lines(
-        "olmo_hybrid OlmoHybrid",
+        "olmo_hybrid OlmoHybrid OLMO_HYBRID",
         *fields_of(OF_DELTA, OF_LINEAR, *_OLMO_SIZES),
         Field("linear_allow_neg_eigval", f"{LINEAR}.beta_factor", True, (1.0, 2.0)),
         positions=[Positions(optional=True)],
         activation=SILU,
-        variant=VARIANT.but(norm=_OF_OLMO),
+        kinds=(LINEAR, FULL),
         norms=Norms("-", "-"),
         tensors={
             f"{_LAYER}.attention_layer_norm.*|{_LAYER}.input_layernorm.*": "layers.norm1.*",
@@ -129,7 +108,6 @@ KINDS = {
         read=_read_olmo,
         in_turn=True,
         rearrange=_own_rows,
-        lines=_OLMO_LINES,
         layers=OLMO_LAYERS,
     ),
 }

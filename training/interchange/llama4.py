@@ -3,24 +3,23 @@
 from collections.abc import Sequence
 from typing import Any
 
+from algorithms import LLAMA
 from algorithms.lines import Attention, Experts, RMSNorm, Rotary, Temperature, Yarn
-from training.interchange.decoders import VARIANT, of_lines
+from training.interchange.decoders import of_lines
 from training.interchange.description import Field, Fields, Layers, Model, every, in_turn
 from training.interchange.errors import InterchangeError
-from training.interchange.experts import OURS
+from training.interchange.experts import OURS, PARTS
 from training.interchange.mapping import rows
 from training.interchange.rotary import FULL, Positions, rotary_fields
 
 KIND = "llama4_text"
 CHUNKED = "chunked_attention"
-PARTS = "gate_proj up_proj down_proj"
 
 
 def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
     L, experts = found["L"], found["mlp"]
     d_mlp = found.pop("d_mlp_alone")
-    mlp = VARIANT.mlps[0]
-    assert mlp is not None
+    mlp: Any = LLAMA.mlp
     mlp = mlp.but(activation=experts.activation, d_mlp=None if d_mlp == found["d_mlp"] else d_mlp)
     has_experts = _layers_with_experts(fields, L)
     found["attention"] = in_turn(_attentions(fields, found, L))
@@ -86,14 +85,13 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
 
 KINDS = {
     KIND: of_lines(
-        f"{KIND} Llama4",
+        f"{KIND} Llama4 LLAMA4",
         Field("intermediate_size_mlp", "d_mlp_alone", 16_384),
         positions=[Positions(base=500_000.0, pairs="neighbors")],
         biases=(),
-        variant=VARIANT.but(norm=RMSNorm(epsilon=1e-5)),
         H_kv=8,
         d_head=128,
-        epsilon=1e-5,
+        lines={},
         modules=("self_attn", "feed_forward"),
         tensors=rows("model.layers.#.feed_forward.shared_expert", PARTS, "layers.mlp.shared", OURS),
         read=_read,

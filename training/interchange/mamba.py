@@ -5,21 +5,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from algorithms import GRANITE_HYBRID
 from algorithms.lines import MLP, Attention, Experts, Mamba2, Parallel, RMSNorm
-from training.interchange.decoders import FACTORS, LINE, OF_SIZES, SILU, SIZES, VARIANT, Norms, of_lines
-from training.interchange.description import (
-    Field,
-    Fields,
-    Layers,
-    Model,
-    Need,
-    fields_of,
-    in_turn,
-    numbered,
-    theirs,
-    unlike,
-    written,
-)
+from training.interchange import description
+from training.interchange.decoders import FACTORS, LINE, OF_SIZES, SILU, SIZES, Norms, of_lines
+from training.interchange.description import Field, Fields, Layers, Model, Need, fields_of, numbered, only, written
 from training.interchange.errors import InterchangeError
 from training.interchange.experts import GRANITE, NEMOTRON, SHARED, of_shared_mlp
 from training.interchange.hybrids import LINEAR
@@ -28,12 +18,11 @@ from training.interchange.rotary import FULL, Positions
 
 LIMITS = None, [0.0, float("inf")], [0.0, {"__float__": "Infinity"}]
 """The value of time_step_limit for no limit."""
-_NORM = RMSNorm(epsilon=1e-6)
 _LAYER = "model.layers.#"
 
 
-def _of_mamba(path: str, *fields: Any, more: Sequence[Any] = (), **flags: bool) -> list[Any]:
-    """Return the fields of Mamba-2 at a path; `fields` follow its sizes, and `more` its `flags`."""
+def _of_mamba(path: str, *fields: Any) -> list[Any]:
+    """Return the fields of Mamba-2 at a path, between which there are other `fields`."""
     ours = " ".join(f"{path}.{size}" for size in ("n", "n_keys", "d_key", "width"))
 
     def rows_of_values(found: dict[str, Any]) -> int:
@@ -43,10 +32,8 @@ def _of_mamba(path: str, *fields: Any, more: Sequence[Any] = (), **flags: bool) 
     return [
         *fields_of(ours, "mamba_n_heads mamba_n_groups mamba_d_state mamba_d_conv", 128, 1, 256, 4),
         *fields,
-        Need("mamba_conv_bias", True, "a convolution without biases"),
-        Need("mamba_proj_bias", False, "biases of the projections of a recurrence"),
-        *written(mamba_conv_bias=True, mamba_proj_bias=False, **flags),
-        *more,
+        *only("mamba_conv_bias", True, "a convolution without biases"),
+        *only("mamba_proj_bias", False, "biases of the projections of a recurrence"),
         Field("mamba_expand", "expand", 2),
         Field("-", f"{path}.d_value", rows_of_values),
     ]
@@ -81,7 +68,6 @@ def _tensors_of(mamba: str, ours: str = "layers.attention") -> dict[str, str]:
 
 GRANITE_4 = "granitemoehybrid"
 NAMES = {"mamba": LINEAR, "attention": FULL}
-_GRANITE_LINES = {LINEAR: Mamba2(n=128, n_keys=1, d_key=256, d_value=64, norm=_NORM), FULL: LINE}
 
 
 def _read_granite(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
@@ -102,7 +88,7 @@ def _write_granite(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     attention = next((line for line in v.attentions if isinstance(line, Attention)), None)
     d_v = mamba.n * mamba.d_value
     state |= {"mamba_d_head": mamba.d_value, "mamba_expand": max(d_v // c.d_e, 1)}
-    lacks = unlike(d_v % c.d_e, 0, f"values of {d_v} rows, which are no multiple of d_e = {c.d_e}")
+    lacks = description.unlike(d_v % c.d_e, 0, f"values of {d_v} rows, which are no multiple of d_e = {c.d_e}")
     if kind != GRANITE_4:
         return lacks
     state["position_embedding_type"] = "rope" if attention and attention.positions else None
@@ -118,8 +104,7 @@ def _granite_tensors(model: Model, state: dict[str, Any], kind: str) -> dict[str
     return _tensors_of(f"{_LAYER}.mamba") | GRANITE.table | of_shared_mlp(ours)
 
 
-_OF_GRANITE: dict[str, Any] = {"variant": VARIANT.but(norm=_NORM), "same_epsilon": f"{LINEAR}.norm"}
-_OF_GRANITE |= {"read": _read_granite, "write": _write_granite, "lines": _GRANITE_LINES}
+_OF_GRANITE: dict[str, Any] = {"same_epsilon": f"{LINEAR}.norm", "read": _read_granite, "write": _write_granite}
 
 # Falcon-H1, with factors of products
 
@@ -128,7 +113,6 @@ FALCON_FACTORS = [f"{name}_multiplier" for name in ("attention_in", "attention_o
 """The fields of single factors."""
 OF_MAMBA = 3, 2, 1, 4, 0
 """The place of each of our factors of Mamba-2 in ssm_multipliers: those of C, B, x, Δ and z."""
-_NORM_5 = RMSNorm(epsilon=1e-5)
 
 
 def _listed(fields: Fields, name: str, n: int) -> list[float]:
@@ -152,9 +136,9 @@ def _read_falcon(fields: Fields, found: dict[str, Any], names: Any, kind: str) -
     if found["mlp.biases"] and mlp[1] != 1:
         fields.needs.append("a factor of an MLP's output beside biases")
     _read_rows(fields, found, MAMBA)
-    if not fields.flag("mamba_rms_norm", False):
-        found[f"{MAMBA}.norm"] = None
-    elif fields.flag("mamba_norm_before_gate", True):
+    is_normalized = fields.flag("mamba_rms_norm", False)
+    found[f"{MAMBA}.norm"] = RMSNorm(epsilon=found["norm.epsilon"]) if is_normalized else None
+    if is_normalized and fields.flag("mamba_norm_before_gate", True):
         fields.needs.append("a recurrence's norm before its gate")
 
 
@@ -213,7 +197,7 @@ class _Alternating:
             by_kind[SPARSE] = of_experts["mlp"].but(d_mlp=None if width == found["d_mlp"] else width)
         after = zip(types, [*types[1:], None], strict=True)
         mlps = [by_kind.get(following or "") for kind, following in after if kind in (LINEAR, FULL)]
-        found |= {"L": len(mlps), "mlp": in_turn(mlps)}
+        found |= {"L": len(mlps), "mlp": description.in_turn(mlps)}
 
     def fill(self, state: dict[str, Any], config: Any, lines: Mapping[str, Any]) -> None:
         """Add the fields to a config.json."""
@@ -224,7 +208,7 @@ class _Alternating:
         state |= {TYPES: types, "num_hidden_layers": len(types)}
         for mlp in {type(line.mlp): line.mlp for line in of_layers if line.mlp}.values():
             own = dataclasses.replace(config, d_mlp=mlp.d_mlp or config.d_mlp)
-            state |= {"mlp_hidden_act": theirs(mlp.activation or "gelu"), "mlp_bias": mlp.biases}
+            state |= {"mlp_hidden_act": description.theirs(mlp.activation or "gelu"), "mlp_bias": mlp.biases}
             if isinstance(mlp, Experts):
                 NEMOTRON.fill(state, own, lines)
             else:
@@ -252,45 +236,43 @@ _NEMOTRON_TENSORS = {
 _OF_NEMOTRON = " ".join(f"{LINEAR}.{size}" for size in ("n", "n_keys", "d_key", "d_value", "width", "delta_min"))
 KINDS = {
     GRANITE_4: of_lines(
-        f"{GRANITE_4} GraniteMoeHybrid",
+        f"{GRANITE_4} GraniteMoeHybrid GRANITE_HYBRID",
         *(*_of_mamba(LINEAR), *FACTORS),
         activation=SILU,
+        kinds=(LINEAR, FULL),
+        epsilon=1e-6,
+        tied=False,
         mlp=("", ""),
         tensors=_granite_tensors,
         layers=Layers(lambda fields, L: [LINEAR] * L, "layer_types|layers_block_type", NAMES),
         **_OF_GRANITE,
     ),
     "bamba": of_lines(
-        "bamba Bamba",
+        "bamba Bamba LLAMA",
         *(*_of_mamba(LINEAR), Field("mlp_bias", "mlp.biases", False)),
         *written(attn_layer_indices=lambda c: [l for l in range(c.L) if type(c.variant.attention_of(l)) is Attention]),
         positions=[Positions(share=0.5)],
         norms=Norms(mlp="pre_ff_layernorm"),
         modules=("self_attn", "feed_forward"),
         tensors={"model.final_layernorm.*": "norm.*", **_tensors_of(f"{_LAYER}.mamba")},
+        lines={LINEAR: GRANITE_HYBRID.attentions[0], FULL: LINE},
         layers=Layers(numbered("attn_layer_indices", (LINEAR, FULL), lambda L: ()), "-"),
         H_kv=8,
-        epsilon=1e-5,
         **_OF_GRANITE,
     ),
     "falcon_h1": of_lines(
-        "falcon_h1 FalconH1",
+        "falcon_h1 FalconH1 FALCON_H1",
         *_of_mamba(
             MAMBA,
             *fields_of("embedding.factor unembedding.factor", "embedding_multiplier lm_head_multiplier", 1.0, 1.0),
             Field("mlp_bias", "mlp.biases", False),
-            Need("projectors_bias", False, "a bias of what a recurrence gives"),
-            more=[Field("mamba_d_ssm", "d_ssm", 1024, optional=int)],
-            projectors_bias=False,
-            mamba_norm_before_gate=False,
+            *only("projectors_bias", False, "a bias of what a recurrence gives"),
+            Field("mamba_d_ssm", "d_ssm", 1024, optional=int),
+            *written(mamba_norm_before_gate=False),
         ),
-        attention=Parallel(attention=LINE, recurrence=Mamba2(n=128, n_keys=1, d_key=256, d_value=8, norm=_NORM_5)),
         positions=[Positions(f"{OURS}.positions")],
         biases=[Field("attention_bias", f"{OURS}.biases", False)],
-        variant=VARIANT.but(norm=_NORM_5),
         H_kv=8,
-        epsilon=1e-5,
-        same_epsilon=f"{MAMBA}.norm",
         norms=Norms(mlp="pre_ff_layernorm"),
         modules=("self_attn", "feed_forward"),
         tensors={
@@ -302,13 +284,9 @@ KINDS = {
         write=_write_falcon,
     ),
     "nemotron_h": of_lines(
-        "nemotron_h NemotronH",
+        "nemotron_h NemotronH NEMOTRON_H",
         _Alternating(),
-        *fields_of(
-            _OF_NEMOTRON,
-            "mamba_num_heads n_groups ssm_state_size mamba_head_dim conv_kernel time_step_min",
-            *(128, 8, 128, 64, 4, 0.001),
-        ),
+        *fields_of(_OF_NEMOTRON, "mamba_num_heads n_groups ssm_state_size mamba_head_dim conv_kernel time_step_min"),
         Need("use_conv_bias", True, "a convolution without biases"),
         Need("use_bias", False, "biases of the projections of a recurrence"),
         Need("mamba_hidden_act", "silu", "another nonlinearity"),
@@ -318,14 +296,12 @@ KINDS = {
         activation=(),
         sizes=[field for field in fields_of(SIZES, OF_SIZES) if field.ours not in ("L", "d_mlp")],
         heads=[Field("num_key_value_heads", "H_kv", 8), Field("head_dim|attention_head_dim", "d_attn d_mid", 128)],
-        variant=VARIANT.but(norm=_NORM_5),
-        epsilon=1e-5,
+        kinds=(LINEAR, FULL),
         of_epsilon="layer_norm_epsilon",
         same_epsilon=f"{LINEAR}.norm",
         tensors={f"backbone.{name}|model.{name}": ours for name, ours in _NEMOTRON_TENSORS.items()},
         read=_read_limits,
         in_turn=True,
-        lines={LINEAR: Mamba2(n=128, n_keys=8, d_key=128, d_value=64, norm=_NORM_5), FULL: LINE},
         layers=Layers(_by_number, "-"),
         ignored=("mtp.*",),
     ),
