@@ -80,7 +80,7 @@ def ed_training(
 
         return theta_i
 
-    return theta_hat
+    return theta_hat  # return
 
 
 @algorithm(12, "ETraining")
@@ -133,7 +133,7 @@ def e_training(
 
         return theta_i
 
-    return theta_hat
+    return theta_hat  # return
 
 
 def drawn_p_mask(key: Key[Array, ""]) -> tuple[Float[Array, ""], Key[Array, ""]]:
@@ -186,7 +186,7 @@ def d_training(
 
         return theta_i
 
-    return theta_hat
+    return theta_hat  # return
 
 
 def descend(loss: Callable[[T], Array], theta: T, eta: Any, updates: int = 1) -> T:

@@ -20,6 +20,7 @@ from algorithms.layers import zero_padding
 from algorithms.loops import for_each, repeat_while
 from algorithms.machinery.arrays import AnyArray, accumulation_dtype
 from algorithms.machinery.contract import algorithm, compiled
+from algorithms.machinery.naming import numbered
 from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
 from algorithms.notation import Choice, ContextLength, Count, Length, Temperature, bos_token, eos_token, mask_token
 from algorithms.ops.activation import log_softmax, shifted
@@ -103,7 +104,7 @@ def ed_inference(
         x_hat = x_hat.at[..., l].set(y)  # line 7
         return x_hat, y, l + 1
 
-    return x_hat, length_of(x_hat, eos)
+    return x_hat, length_of(x_hat, eos)  # return
 
 
 @compiled
@@ -160,6 +161,7 @@ def length_of(x: Integer[Array, "*batch l"], eos: int) -> Integer[Array, "*batch
     return jnp.minimum(before_eos + 1, x.shape[-1]).astype(jnp.int32)
 
 
+@numbered
 def sample(
     log_p: Float[Array, "N_V *batch"], tau: float | Float[Array, "*#batch"], key: Key[Array, "*batch"]
 ) -> Integer[Array, "*batch"]:
@@ -172,7 +174,7 @@ def sample(
 
     @by_own_key
     def draw(key, log_p, tau):
-        log_q = tempered(log_p, tau)
+        log_q = tempered(log_p, tau)  # line 5 of Algorithm 14; line 6 of Algorithm 15
         return jax.random.categorical(key, log_q)
 
     for _ in range(key.ndim):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .pseudocode import Algorithm, Also, Line, as_printed
+from .pseudocode import Algorithm, Line, as_printed
 from .values import finished_translation, of_each_token, plain, prediction, softmax
 
 __all__ = ["PSEUDOCODE"]
@@ -77,8 +77,8 @@ COMPONENTS = (
         Output \hat{e} \in \mathbb{R}^{d_e} \text{, normalized activations}
         Parameters \gamma, \beta \in \mathbb{R}^{d_e} \text{, element-wise scale and offset}
         """,
-        Line("m ← Σ_i e[i]/d_e", "m", "t", code=of_each_token, over="i=1..d_e"),
-        Line("v ← Σ_i (e[i] − m)²/d_e", "v", "t", code=of_each_token, over="i=1..d_e"),
+        Line("m ← Σ_i e[i]/d_e", "m", "t", finish=of_each_token, over="i=1..d_e"),
+        Line("v ← Σ_i (e[i] − m)²/d_e", "v", "t", finish=of_each_token, over="i=1..d_e"),
         Line("return ê = (e − m)/√v ⊙ γ + β", "e_hat", "d_e t"),
     ),
     as_printed(
@@ -178,17 +178,16 @@ TRANSFORMERS = (
 
 def _body(transformer: str, to: str, target: str) -> tuple[Line, ...]:
     """The end of a training step, and of training: the probabilities, the loss, the step downhill."""
-    gradient = Also("gradient", "θ", "descend", paper="gradient", code="g")
     return (
-        Line(f"    P(θ) ← {transformer}", "P", "N_V l", code=prediction),
+        Line(f"    P(θ) ← {transformer}", "P", "N_V l", finish=prediction),
         Line(f"    loss(θ) = −Σ_{{{to}}} log P(θ)[{target}, t]", "loss"),
-        Line("    θ ← θ − η·∇loss(θ)", "theta", "θ", also=gradient),
+        Line("    θ ← θ − η·∇loss(θ)", "theta", "θ"),
         Line("return θ̂ = θ", "theta_hat", "θ"),
     )
 
 
 EPOCHS = (Line("for i = 1..N_epochs do", "i", label="epoch"), Line("  for n = 1..N_data do", "n", label="sequence"),
-          Line("    ℓ ← length(x_n)", "l", code=lambda _, names: names["l"]))  # fmt: skip
+          Line("    ℓ ← length(x_n)", "l", finish=lambda _, names: names["l"]))  # fmt: skip
 
 TRAINING = (
     as_printed(
@@ -212,7 +211,7 @@ TRAINING = (
         Line("      x̃_n[t] ← mask_token or x_n[t], randomly with probability p_mask or 1 − p_mask", "x_tilde", "l",
              product=True),
         Line("    end", "x_tilde", "l"),
-        Line("    T̃ ← {t ∈ [ℓ] : x̃_n[t] = mask_token}", "T_tilde", "|T̃|", code=lambda T, _: np.flatnonzero(plain(T))),
+        Line("    T̃ ← {t ∈ [ℓ] : x̃_n[t] = mask_token}", "T_tilde", "|T̃|", finish=lambda T, _: np.flatnonzero(plain(T))),
         *_body("ETransformer(x̃_n | θ)", "t∈T̃", "x_n[t]"),
     ),
     as_printed(
@@ -227,7 +226,7 @@ TRAINING = (
 )  # fmt: skip
 
 SAMPLE = Line("  sample a token y from q ∝ p^{1/τ}", "y",
-              also=Also("q", "N_V", "draw", paper="q", code="log_q", finish=softmax, greedy=False))  # fmt: skip
+              also=Line("", "q", "N_V", local="log_q", finish=lambda log_q, _: softmax(plain(log_q)), greedy=False))  # fmt: skip
 
 INFERENCE = (
     as_printed(
@@ -238,8 +237,8 @@ INFERENCE = (
         """,
         Line("ℓ ← length(x)", "l"),
         Line("for i = 1..ℓ_gen do", "i", label="step"),
-        Line("  P ← DTransformer(x | θ̂)", "P", "N_V l", code=prediction),
-        Line("  p ← P[:, ℓ+i−1]", "p", "N_V", code=lambda log_p, _: np.exp(plain(log_p))),
+        Line("  P ← DTransformer(x | θ̂)", "P", "N_V l", finish=prediction),
+        Line("  p ← P[:, ℓ+i−1]", "p", "N_V", finish=lambda log_p, _: np.exp(plain(log_p))),
         SAMPLE,
         Line("  x ← [x, y]", "x", "l"),
         Line("return y = x[ℓ+1 : ℓ+ℓ_gen]", "y", "l_gen"),
@@ -253,11 +252,11 @@ INFERENCE = (
         Line("x̂ ← [bos_token]", "x_hat", "l"),
         Line("y ← 0", "y"),
         Line("while y ≠ eos_token do", "y", label="step"),
-        Line("  P ← EDTransformer(z, x̂ | θ̂)", "P", "N_V l", code=prediction),
-        Line("  p ← P[:, length(x̂)]", "p", "N_V", code=lambda log_p, _: np.exp(plain(log_p))),
+        Line("  P ← EDTransformer(z, x̂ | θ̂)", "P", "N_V l", finish=prediction),
+        Line("  p ← P[:, length(x̂)]", "p", "N_V", finish=lambda log_p, _: np.exp(plain(log_p))),
         SAMPLE,
         Line("  x̂ ← [x̂, y]", "x_hat", "l"),
-        Line("return x̂", "x_hat", "l", code=finished_translation),
+        Line("return x̂", "x_hat", "l", finish=finished_translation),
     ),
 )  # fmt: skip
 

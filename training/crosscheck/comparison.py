@@ -15,7 +15,6 @@ from .algorithms import PSEUDOCODE
 from .eager import choices, observable
 from .pseudocode import Line
 from .records import CodeRecord, Key, OracleRecord, Site, Visit, seen_in
-from .report import Place
 from .results import Cell, LineResult, Results
 from .scenarios import Run, Scenarios
 from .tags import read
@@ -116,7 +115,7 @@ def run_paper(run: Run) -> OracleRecord:
     """Return the oracle's record of a run."""
     record = OracleRecord()
     folder = pathlib.Path(oracle.__file__).resolve().parent
-    with traced(folder, folder.parents[1], record):
+    with traced(folder, folder.parents[1], record, {oracle.complex_step_gradient.__code__}):
         run.paper(record)
     return record
 
@@ -145,7 +144,7 @@ def _match(results: Results, run: Run, index: int, paper: OracleRecord, code: Co
         site, also = _site(code, key, line), line.also if variable != line.variable else None
         if site is None and own and also is not None:
             site = Site(None, (number,), [])  # so that its absence is a difference
-        if result is None or site is None or not (own or site.is_tagged):
+        if result is None or site is None:
             continue
         if own and also is None:
             _place(result, code, key, site)
@@ -172,9 +171,9 @@ def _of_every_head(visits: list[Visit], key: Key, run: Run) -> list[Visit]:
 def _site(code: CodeRecord, key: Key, line: Line) -> Site | None:
     """The best place to see a line: the last statement with the fewest other lines that assigns its variable."""
 
-    def rank(site: Site) -> tuple[bool, int, bool]:
+    def rank(site: Site) -> tuple[int, bool]:
         statement = site.statement
-        return (not site.is_tagged, len(site.group), statement is not None and statement.target != line.variable)
+        return len(site.group), statement is not None and statement.target != line.variable
 
     return min(reversed(code.sites.get(key, {}).values()), key=rank, default=None)
 
@@ -184,10 +183,8 @@ def _place(result: LineResult, code: CodeRecord, key: Key, site: Site) -> None:
     result.group = site.group
     result.within = not seen_in(result.line, site.group)
     for other in code.sites[key].values():
-        of = other.statement
-        if of is not None and (other.group, other.is_tagged) == (site.group, site.is_tagged):
-            place = Place(of.file, of.first, of.last, of.text)
-            result.places += [] if place in result.places else [place]
+        if other.statement is not None and other.group == site.group and other.statement.place not in result.places:
+            result.places.append(other.statement.place)
     result.places.sort(key=lambda place: (place.file, place.line))
 
 

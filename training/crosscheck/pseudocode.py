@@ -1,6 +1,6 @@
 """The form of what the paper prints: an algorithm, a list of lines with a formula and the variable it assigns.
 
-Variables have the names they have as locals of the oracle and, unless `code` says otherwise, of the code.
+Variables have the names they have as locals of the oracle and, unless `finish` says otherwise, of the code.
 """
 
 import dataclasses
@@ -11,22 +11,9 @@ from typing import Any, Literal
 
 from .latex import latex_of
 
-__all__ = ["Algorithm", "Also", "Line", "as_printed"]
+__all__ = ["Algorithm", "Line", "as_printed"]
 
 Locals = dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Also:
-    """A second quantity of a line: a local of a function that the line calls."""
-
-    variable: str  # its name
-    shape: str  # names of its axes
-    function: str  # the name of the function, in the oracle and in the code
-    paper: str  # the name of the local in the oracle
-    code: str  # the same in the code
-    finish: Callable[[Any], Any] | None = None  # from the code's local to the quantity
-    greedy: bool = True  # whether it means the same at temperature 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +27,14 @@ class Line:
     # the tokens are axes of it
     label: str = ""
     # from the value of the code's statement and the locals there to the value that the line speaks of
-    code: Callable[[Any, Locals], Any] | None = None
+    finish: Callable[[Any, Locals], Any] | None = None
     over: str = ""  # the range of the line's sum, where the text has only its index
     product: bool = False  # whether the value is also that of the next line, so that both can be seen in one statement
     each: int = 0  # the algorithm that computes a column of the value, where the paper writes out its formula
     remark: str = ""  # the paper's comment above the line
-    also: Also | None = None  # a further quantity
+    also: "Line | None" = None  # a further quantity, whose statement has the line's tag, too
+    local: str = ""  # of this, its name in the code
+    greedy: bool = True  # whether it means the same at temperature 0
     # "value" assigns; "loop" repeats what is indented below it; "end" closes a loop; "length" is the length of an
     # input, which is also how many columns a matrix of its tokens has, and differs where the code's input is padded
     kind: Literal["value", "loop", "end", "length"] = "value"
@@ -94,6 +83,7 @@ def as_printed(number: int, name: str, text: str, inputs: str, *lines: Line) -> 
         kind = "loop" if line.label else "end" if printed == "end" else line.kind
         loops = [before.number for before in found if before.kind == "loop" and before.depth == depth]
         loop = loops[-1] if kind == "end" else ""
-        found.append(dataclasses.replace(line, text=printed, number=own, depth=depth, kind=kind, loop=loop))
+        also = line.also and dataclasses.replace(line.also, number=own)
+        found.append(dataclasses.replace(line, text=printed, number=own, depth=depth, kind=kind, loop=loop, also=also))
     rows = [" ".join(row.split()).partition(" ") for row in re.split(r"\n(?=\S)", inspect.cleandoc(inputs))]
     return Algorithm(number, name, text, tuple((word, latex) for word, _, latex in rows), tuple(found))

@@ -14,7 +14,7 @@ import numpy as np
 from training import oracle
 
 from .algorithms import PSEUDOCODE
-from .pseudocode import Algorithm, Also, Line
+from .pseudocode import Line
 from .tags import Statement, numbers
 from .tracing import Call, Event
 from .values import AbstractValueError, mapped, tree
@@ -23,7 +23,6 @@ __all__ = ["CodeRecord", "Key", "OracleRecord", "Site", "Visit", "seen_in"]
 
 Key = tuple[int, str, str]  # an algorithm, its line, the variable
 Group = tuple[str, ...]  # all lines of an algorithm that a statement does
-GRADIENT = "complex_step_gradient"  # evaluates the loss once for each parameter
 OF_COLUMNS = {1, 2, 6, 7}
 """Algorithms of one token, which transformers run for every column of a matrix."""
 
@@ -42,16 +41,11 @@ class Visit:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """The place of a line: the statement (without tags, it is the function's return), its group, its visits."""
+    """The place of a line: the statement, the lines that it does, and its visits."""
 
-    statement: Statement | None
+    statement: Statement | None  # None for a line that no statement does
     group: Group
     visits: list[Visit]
-
-    @property
-    def is_tagged(self) -> bool:
-        """Whether the statement has tags."""
-        return self.statement is not None and bool(self.statement.tags)
 
 
 def seen_in(line: Line, group: Group) -> bool:
@@ -66,27 +60,28 @@ def seen_in(line: Line, group: Group) -> bool:
 class _Record:
     """Observes a run, if given to `traced`: passes the values of lines on to `_add`."""
 
-    def __call__(self, event: Event) -> bool:
-        if event.kind == "call":
-            return self._is_repeated(event.call)
-        if event.kind == "result":
-            self._result(event)
-        elif event.statement is not None and event.call.algorithm is not None:
-            algorithm = PSEUDOCODE[event.call.algorithm]
-            group = self._group(event.statement, algorithm)
-            for line in algorithm.lines:
-                if event.kind == "end" and line.loop in group:
-                    self._see(line, (line.number,), dataclasses.replace(event, statement=event.statement.end))
-                elif event.kind != "end" and line.number in group:
-                    self._see(line, group, event)
-        return False
+    def __init__(self) -> None:
+        self._order = 0
 
-    def _see(self, line: Line, group: Group, event: Event) -> None:
-        if line.kind == "loop" and seen_in(line, group):
-            for turn in self._turns(line, group, event):
-                self._add(line, line.variable, line.shape, turn, event, group)
-        elif event.kind != "turn":
-            self._add(line, line.variable, line.shape, event.value, event, group)
+    def __call__(self, event: Event) -> None:
+        if event.call.algorithm is None:
+            return
+        algorithm = PSEUDOCODE[event.call.algorithm]
+        group = numbers(event.statement.tags, algorithm.number, algorithm.order)
+        for line in algorithm.lines:
+            key = algorithm.number, line.number, line.variable
+            if event.kind == "end":
+                if line.loop in group:
+                    self._add(key, line, event.value, event, (line.number,))
+            elif line.number not in group:
+                continue
+            elif line.also is not None and event.statement.target in (line.also.variable, line.also.local):
+                self._add((*key[:2], line.also.variable), line.also, event.value, event, group)
+            elif line.kind == "loop" and seen_in(line, group):
+                for turn in self._turns(line, group, event):
+                    self._add(key, line, turn, event, group)
+            elif event.kind == "value":
+                self._add(key, line, event.value, event, group)
 
     def _turns(self, line: Line, group: Group, event: Event) -> list[Any]:
         """The turns of a loop: told one by one, or an axis of what it made."""
@@ -94,28 +89,11 @@ class _Record:
             return [event.value]
         return [np.arange(1, mapped(event.value)[0].shape[-1] + 1)] if line.label == "token" else []
 
-    def _result(self, event: Event) -> None:
-        """The value that a function returns to the line that calls it."""
-        cause = event.call.cause
-        if cause is not None and cause.statement is not None and cause.algorithm is not None:
-            algorithm = PSEUDOCODE[cause.algorithm]
-            group = self._group(cause.statement, algorithm)
-            for line in algorithm.lines:
-                also = line.also
-                if also is not None and line.number in group and also.function == event.call.function.name:
-                    at = dataclasses.replace(event, call=cause, statement=cause.statement)
-                    self._add(line, also.variable, also.shape, self._local(also, event), at, group)
+    def _next(self) -> int:
+        self._order += 1
+        return self._order
 
-    def _group(self, statement: Statement, algorithm: Algorithm) -> Group:
-        return numbers(statement.tags, algorithm.number, algorithm.order)
-
-    def _is_repeated(self, call: Call) -> bool:
-        return False
-
-    def _local(self, also: Also, event: Event) -> Any:
-        raise NotImplementedError
-
-    def _add(self, line: Line, variable: str, shape: str, value: Any, event: Event, group: Group) -> None:
+    def _add(self, key: Key, line: Line, value: Any, event: Event, group: Group) -> None:
         raise NotImplementedError
 
 
@@ -123,57 +101,32 @@ class OracleRecord(_Record):
     """The visits of the oracle's lines."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.visits: dict[Key, list[Visit]] = defaultdict(list)
         self.sequence: int | None = None
-        self._order = 0
         self._columns: dict[tuple[Key, Call, Statement | None], int] = {}
-        self._derivatives: set[Call] = set()
 
-    def _is_repeated(self, call: Call) -> bool:
-        """Whether this is a loss evaluated for one more component of the gradient: the first shows all lines."""
-        if call.parent is None or call.parent.function.name != GRADIENT or call.function.algorithm is None:
-            return False
-        repeated = call.parent in self._derivatives
-        self._derivatives.add(call.parent)
-        return repeated
-
-    def _group(self, statement: Statement, algorithm: Algorithm) -> Group:
-        """The lines of a statement; a loop over tokens is one expression, the loop's beginning and end, too."""
-        group = super()._group(statement, algorithm)
-        for end in (line for line in algorithm.lines if line.loop and algorithm.line(line.loop).label == "token"):
-            if group == (str(int(end.number) - 1),):
-                return end.loop, *group, end.number
-        return group
-
-    def _local(self, also: Also, event: Event) -> Any:
-        return event.names[also.paper]
-
-    def _add(self, line: Line, variable: str, shape: str, value: Any, event: Event, group: Group) -> None:
-        algorithm, call = event.call.algorithm, event.call
-        assert algorithm is not None
-        key = (algorithm, line.number, variable)
-        if callable(value):
-            return  # a loss, whose own lines are seen where it is evaluated
+    def _add(self, key: Key, line: Line, value: Any, event: Event, group: Group) -> None:
+        visits, caller = self.visits[key], event.call.parent
         if line.kind == "end" and event.kind == "value" and group == (line.number,):
-            self.visits[key].pop()  # what a model does behind a loop, in place of what the loop leaves
-        array, (where, head) = _of_oracle(value), _where(call)
+            visits.pop()  # what a model does behind a loop, in place of what the loop leaves
+        array, (where, head) = _of_oracle(value), _where(event.call)
         if line.each:
             last = PSEUDOCODE[line.each].lines[-1]
             self._visit((line.each, last.number, last.variable), array, head, where)
-        if algorithm in OF_COLUMNS:
+        if key[0] in OF_COLUMNS:
             if head is not None:
                 return  # a norm of queries and keys, which is seen in their products
-            array, visits = array[..., None], self.visits[key]
-            at = self._columns.setdefault((key, call.parent, call.parent.statement), len(visits)) if call.parent else -1
-            if 0 <= at < len(visits):
+            array = array[..., None]
+            at = self._columns.setdefault((key, caller, caller.statement), len(visits)) if caller else len(visits)
+            if at < len(visits):
                 array = np.concatenate([visits[at].value, array], axis=-1)
                 visits[at] = dataclasses.replace(visits[at], value=array)
                 return
         self._visit(key, array, None if line.kind == "loop" else head, where)
 
     def _visit(self, key: Key, array: Any, head: int | None, where: str) -> None:
-        self._order += 1
-        self.visits[key].append(Visit(array, self.sequence, head, self._order, where))
+        self.visits[key].append(Visit(array, self.sequence, head, self._next(), where))
 
 
 def _of_oracle(value: Any) -> Any:
@@ -191,8 +144,8 @@ def _where(call: Call) -> tuple[str, int | None]:
     """The loops around a call, named; and the head that it is for."""
     turns, head = [], None
     for ancestor in call.ancestors():
-        for first, turn in reversed(ancestor.turns.items()):
-            for tag in ancestor.function.statements[first].tags:
+        for loop, turn in reversed(ancestor.turns.items()):
+            for tag in loop.tags:
                 label = PSEUDOCODE[tag.algorithm or ancestor.algorithm or 0].line(tag.first).label
                 turns.append(f"{label} {turn}")
                 if label == "head" and head is None:
@@ -204,47 +157,30 @@ class CodeRecord(_Record):
     """The places and values of the code's lines."""
 
     def __init__(self, batched: bool) -> None:
+        super().__init__()
         self.batched = batched
-        self.sites: dict[Key, dict[tuple[Statement | None, str], Site]] = defaultdict(dict)
-        self._order = 0
+        self.sites: dict[Key, dict[Statement, Site]] = defaultdict(dict)
 
     def _turns(self, line: Line, group: Group, event: Event) -> list[Any]:
         if line.label == "head":  # its body computes all heads in one turn
-            assert event.call.algorithm is not None
-            inside = PSEUDOCODE[event.call.algorithm].line(str(int(line.number) + 1))
-            values = [] if event.kind == "turn" else self._split(event.value, inside.shape, event.call.algorithm)
-            return list(range(1, len({head for _, head, _ in values}) + 1))
+            algorithm = PSEUDOCODE[event.call.algorithm or 0]
+            inside = algorithm.line(str(int(line.number) + 1))
+            heads = {head for _, head, _ in self._split(event.value, inside.shape, algorithm.number)}
+            return list(range(1, len(heads) + 1))
         return super()._turns(line, group, event)
 
-    def _result(self, event: Event) -> None:
-        """Also the value of an untagged `return`."""
-        call = event.call
-        if call.function.is_algorithm and call.algorithm is not None:
-            line = PSEUDOCODE[call.algorithm].lines[-1]
-            if line.number == "return":
-                self._see(line, ("return",), dataclasses.replace(event, statement=call.function.result))
-        super()._result(event)
-
-    def _local(self, also: Also, event: Event) -> Any:
-        value = event.names[also.code]
-        return value if also.finish is None else also.finish(mapped(value)[0])
-
-    def _add(self, line: Line, variable: str, shape: str, value: Any, event: Event, group: Group) -> None:
-        algorithm = event.call.algorithm
-        assert algorithm is not None
-        sites = self.sites[algorithm, line.number, variable]
-        site = sites.setdefault((event.statement, event.kind), Site(event.statement, group, []))
+    def _add(self, key: Key, line: Line, value: Any, event: Event, group: Group) -> None:
+        site = self.sites[key].setdefault(event.statement, Site(event.statement, group, []))
         if not seen_in(line, group):
             return
         with contextlib.suppress(AbstractValueError):
             if line.kind == "length":  # of the positions, or of the matrix of embeddings
                 value = mapped(value)[0].shape[-1]
-            elif line.code is not None and (line.number, line.variable) == (group[-1], variable):
-                value = line.code(value, dict(event.names))
-            for sequence, head, array in self._split(value, shape, algorithm):
-                if algorithm not in OF_COLUMNS or head is None:  # as in the oracle's record
-                    self._order += 1
-                    site.visits.append(Visit(array, sequence, head, self._order))
+            elif line.finish is not None and line.number == group[-1]:
+                value = line.finish(value, event.names)
+            for sequence, head, array in self._split(value, line.shape, key[0]):
+                if key[0] not in OF_COLUMNS or head is None:  # as in the oracle's record
+                    site.visits.append(Visit(array, sequence, head, self._next()))
 
     def _split(self, value: Any, shape: str, algorithm: int) -> list[tuple[int | None, int | None, Any]]:
         """One value for each sequence of the batch and each head: `(sequence, head, value)`."""

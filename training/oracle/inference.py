@@ -58,7 +58,7 @@ def d_inference(
     for i in range(l_gen):  # line 2
         P = transformer(x, theta)  # line 3
         p = P[:, l + i - 1]  # line 4
-        q = tempered(p, tau)
+        q = tempered(p, tau)  # line 5
         y = draw(q, i, tau, sample)  # line 5
         x = [*x, y]  # line 6
     y: Any = x[l : l + l_gen]  # return
@@ -103,7 +103,7 @@ def ed_inference(z: Tokens, theta: Any, tau: float, sample: Sample | None, l_max
     while y != eos_token and len(x_hat) < l_max:  # line 3
         P = ed_transformer(z, x_hat, theta)  # line 4
         p = P[:, len(x_hat) - 1]  # line 5
-        q = tempered(p, tau)
+        q = tempered(p, tau)  # line 6
         y = draw(q, len(x_hat) - 1, tau, sample)  # line 6
         x_hat = [*x_hat, y]  # line 7
     return x_hat  # return

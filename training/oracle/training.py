@@ -66,6 +66,7 @@ def complex_step_gradient(loss: Callable[[Any], Any], theta: Any) -> Any:
 
 def descend(loss: Callable[[Any], Any], theta: Any, eta: float) -> Any:
     """Return theta - eta * (gradient of the loss at theta), new parameters of theta's structure."""
+    loss(theta)  # whose lines can be observed once, and not for each component of the gradient
     gradient: dict[str, Array] = flatten(complex_step_gradient(loss, theta))
     return rebuild(theta, {path: W - eta * gradient[path] for path, W in flatten(theta).items()})
 
@@ -75,7 +76,7 @@ def ed_training(z: Sequence[Tokens], x: Sequence[Tokens], theta: Any, N_epochs: 
     N_data = len(x)
     for _ in range(N_epochs):  # line 1
         for n in range(N_data):  # line 2
-            loss = partial(ed_loss, z[n], x[n])  # line 5
+            loss = partial(ed_loss, z[n], x[n])
             theta = descend(loss, theta, eta)  # line 6
     theta_hat: Any = theta  # return
     return theta_hat
@@ -99,8 +100,8 @@ def e_training(
     for i in range(N_epochs):  # line 1
         for n in range(N_data):  # line 2
             l = len(x[n])  # line 3
-            x_tilde = [mask_token if masked[i][n][t] else x[n][t] for t in range(l)]  # line 5
-            loss = partial(e_loss, x[n], x_tilde)  # line 9
+            x_tilde = [mask_token if masked[i][n][t] else x[n][t] for t in range(l)]  # lines 4-6
+            loss = partial(e_loss, x[n], x_tilde)
             theta = descend(loss, theta, eta if p is None else eta / p[i][n])  # line 10
     theta_hat: Any = theta  # return
     return theta_hat
@@ -111,7 +112,7 @@ def d_training(x: Sequence[Tokens], theta: Any, N_epochs: int, eta: float) -> An
     N_data = len(x)
     for _ in range(N_epochs):  # line 1
         for n in range(N_data):  # line 2
-            loss = partial(d_loss, x[n])  # line 5
+            loss = partial(d_loss, x[n])
             theta = descend(loss, theta, eta)  # line 6
     theta_hat: Any = theta  # return
     return theta_hat

@@ -62,7 +62,7 @@ def _values(code: CodeRecord, algorithm: int, line: str, variable: str) -> list[
     sites = [site for site in code.sites.get((algorithm, line, variable), {}).values() if site.visits]
     if not sites:
         return []
-    best = min(sites, key=lambda site: (not (site.statement and site.statement.tags), len(site.group)))
+    best = min(sites, key=lambda site: len(site.group))
     return [plain(visit.value) for visit in best.visits]
 
 
