@@ -50,11 +50,10 @@ def by_oracle(number):
     def observe(event):
         call, statement = event.call, event.statement
         if event.kind != "value" or call.algorithm not in (4, 5, number) or np.ndim(event.value) != 2:
-            return False
+            return
         callers = [c.statement for c in call.ancestors() if c.statement is not None]
         lines = [s.tags[-1].last for s in (statement, *callers)]
         found[f"{statement.target.removesuffix('_h')}@{'/'.join(lines)}"].append(event.value)
-        return False
 
     args = [oracle.unstack(a) if hasattr(a, "_fields") else np.asarray(a) for a in TRANSFORMERS[number][1]]
     folder = pathlib.Path(oracle.__file__).parent

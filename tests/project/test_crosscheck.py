@@ -69,7 +69,7 @@ def test_heads_are_compared_one_by_one(components):
     of_heads = components.lines[5, "2"].cells["Y_h"]
     sequences = 1 + 1 + 3  # two runs of one, one of a batch
     assert of_heads.values == sequences * 2  # heads
-    assert sum(cell.values for cell in components.lines[4, "4"].elsewhere[5]) == sequences * 2
+    assert sum(cell.values for cell in components.lines[4, "4"].elsewhere if cell.caller == 5) == sequences * 2
 
 
 @pytest.mark.end_to_end
@@ -82,7 +82,7 @@ def test_a_decoder_agrees_in_every_layer_and_head_of_every_sequence():
     assert results.lines[10, "4"].verdict == "equal"  # the turns of the loop, not only what it makes
     layers, sequences = 2, 1 + 2 + 1  # a single one, a batch, and a single one with tied weights
     assert results.lines[10, "6"].cells["X"].values == layers * sequences
-    assert sum(cell.values for cell in results.lines[4, "5"].elsewhere[10]) == 2 * layers * sequences
+    assert sum(cell.values for cell in results.lines[4, "5"].elsewhere if cell.caller == 10) == 2 * layers * sequences
 
 
 @pytest.mark.end_to_end

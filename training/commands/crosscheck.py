@@ -29,11 +29,11 @@ from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.backward import check_rules
 from training.crosscheck.book import page_of_model, write_book
 from training.crosscheck.comparison import OracleCache, compare
-from training.crosscheck.kept import Kept
 from training.crosscheck.own import OwnScenarios, compare_own
 from training.crosscheck.report import as_junit, print_report
 from training.crosscheck.results import Results
 from training.crosscheck.scenarios import Scenarios
+from training.crosscheck.stored import StoredResults
 from training.crosscheck.variants import NAMES, VariantScenarios, compare_variant
 from training.foreign.beside import beside
 from training.foreign.cases import Case
@@ -166,21 +166,21 @@ def _results(
     scenarios: Any = Scenarios(package, **settings)
     if name is not None:
         scenarios = (OwnScenarios if ":" in name else VariantScenarios)(package, name, **settings)
-    key, kept, found = f"{name or 'PAPER'}-{implementation}", None, None
+    key, stored, found = f"{name or 'PAPER'}-{implementation}", None, None
     if options.html is not None and ":" not in key:  # the source of custom lines may be anywhere
-        kept = Kept(options.html / "found", ROOT, {**settings, "algorithms": numbers})
-        found = kept.read(key, None if name is None else scenarios.changed())
+        stored = StoredResults(options.html / "found", ROOT, {**settings, "algorithms": numbers})
+        found = stored.read(key, None if name is None else scenarios.changed())
     before = len(found.done) if found else 0
 
     def after(results: Results) -> None:
         page = f"algorithm-{results.done[-1]}.html" if name is None else page_of_model(name)
         if shown is not None:
             write_book([*shown, results], options.html, ROOT, only=page)
-        if kept is not None:
-            kept.write(key, results)
+        if stored is not None:
+            stored.write(key, results)
 
     if name is None:
-        found = compare(scenarios, ROOT, numbers, cache, kept=found, after=after)
+        found = compare(scenarios, ROOT, numbers, cache, earlier=found, after=after)
         return found, len(found.done) > before
     if found is None:
         found = (compare_own if ":" in name else compare_variant)(scenarios, ROOT, cache)

@@ -1,9 +1,10 @@
 """The fifteen algorithms as printed: Phuong and Hutter's pseudocode (arXiv:2207.09238) in its own numbering."""
 
 import numpy as np
+from scipy.special import softmax
 
 from .pseudocode import Algorithm, Line, as_printed
-from .values import finished_translation, of_each_token, plain, prediction, softmax
+from .values import finished_translation, of_each_token, plain, prediction
 
 __all__ = ["PSEUDOCODE"]
 
@@ -226,7 +227,7 @@ TRAINING = (
 )  # fmt: skip
 
 SAMPLE = Line("  sample a token y from q ∝ p^{1/τ}", "y",
-              also=Line("", "q", "N_V", local="log_q", finish=lambda log_q, _: softmax(plain(log_q)), greedy=False))  # fmt: skip
+              also=Line("", "q", "N_V", local="log_q", finish=lambda log_q, _: softmax(plain(log_q), axis=0), greedy=False))  # fmt: skip
 
 INFERENCE = (
     as_printed(

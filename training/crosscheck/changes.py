@@ -6,7 +6,8 @@ second time, from what a run computes.
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .algorithms import PSEUDOCODE
@@ -46,7 +47,7 @@ def changed_lines(
     custom lines in the place of "attention", or of "mlp".
     """
     found = formulas(variant, algorithm, sharing, own or {})
-    others = {field: formulas(_with_papers(variant, field), algorithm, sharing, {}) for field in _fields(variant)}
+    others = {field: formulas(other, algorithm, sharing, {}) for field, other in _with_papers(variant)}
     others |= {"H_kv": formulas(variant, algorithm, 1, {})} if sharing > 1 else {}
     changed = {}
     for (n, number), (text, *notes) in found.items():
@@ -58,56 +59,42 @@ def changed_lines(
     return changed
 
 
-def _fields(variant: Any) -> list[str]:
-    """The fields that are not the paper's, and those of parts, such as "attention.cap" for the cap of its attentions."""
-    found = []
+def _with_papers(variant: Any) -> Iterator[tuple[str, Any]]:
+    """Each field that is not the paper's, also of parts, such as "attention.cap" for the cap of its attentions, and the
+    variant with the paper's value of it, which the other fields may not allow.
+    """
     for field in dataclasses.fields(variant):
-        records, paper = _in_turn(variant, field.name), field.default
-        if not dataclasses.is_dataclass(paper):
-            found += [field.name] if getattr(variant, field.name) != paper else []
-            continue
-        for record in filter(None, records):
-            others = [of for of in dataclasses.fields(record) if of.default is not dataclasses.MISSING]
-            of = {of.name: getattr(paper, of.name, of.default) for of in others}
-            found += [f"{field.name}.{name}" for name, default in of.items() if getattr(record, name) != default]
-        found += [field.name] if {type(paper)} != set(map(type, records)) else []
-    return list(dict.fromkeys(found))
+        paper, value = field.default, getattr(variant, field.name)
+        records = value if isinstance(value, tuple) else (value,)
+        if dataclasses.is_dataclass(paper):
+            for name, change in _of_parts(records, paper):
+                new = tuple(map(change, records))
+                yield field.name + name, with_unchecked(variant, **{field.name: new if records is value else new[0]})
+        elif value != paper:
+            yield field.name, with_unchecked(variant, **{field.name: paper})
 
 
-def _in_turn(variant: Any, part: str) -> tuple[Any, ...]:
-    lines = getattr(variant, part)
-    return lines if isinstance(lines, tuple) else (lines,)
+def _of_parts(records: tuple[Any, ...], paper: Any) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """The same of the fields of records in turn, and of their kind; with what it does to each record."""
+    of_each = [of for record in filter(None, records) for of in dataclasses.fields(record)]
+    fields = {of.name: getattr(paper, of.name, of.default) for of in of_each if of.default is not dataclasses.MISSING}
+
+    def default(record: Any, name: str) -> Any:
+        return with_unchecked(record, **{name: fields[name]}) if record and name in vars(record) else record
+
+    def plain(record: Any) -> Any:
+        of = next(r for r in (record, *records, paper) if isinstance(r, type(paper)))
+        return with_unchecked(paper, **{field.name: getattr(of, field.name) for field in dataclasses.fields(paper)})
+
+    for name, value in fields.items():
+        if any(getattr(record, name, value) != value for record in filter(None, records)):
+            yield f".{name}", functools.partial(default, name=name)
+    if {type(paper)} != set(map(type, records)):
+        yield "", plain
 
 
-def _with_papers(variant: Any, field: str) -> Any:
-    """The variant with the paper's value of a field, which the other fields may not allow."""
-    (part, _, name), lines = field.partition("."), _in_turn(variant, field.partition(".")[0])
-    paper = getattr(type(variant)(), part)
-    if name:
-        new = [_with_default(line, name, paper) for line in lines]
-    elif dataclasses.is_dataclass(paper):
-        like = next((line for line in lines if isinstance(line, type(paper))), paper)
-        new = [_plain(line if isinstance(line, type(paper)) else like, paper) for line in lines]
-    else:
-        return with_unchecked(variant, part, paper)
-    return with_unchecked(variant, part, tuple(new) if isinstance(getattr(variant, part), tuple) else new[0])
-
-
-def _with_default(record: Any, name: str, paper: Any) -> Any:
-    """A record with the paper's value of a field, or else its default; the same record if it has no such field."""
-    fields = {field.name: field.default for field in dataclasses.fields(record)} if record is not None else {}
-    return with_unchecked(record, name, getattr(paper, name, fields[name])) if name in fields else record
-
-
-def with_unchecked(record: Any, name: str, value: Any) -> Any:
-    """A record with another value of a field, which is not checked."""
+def with_unchecked(record: Any, **fields: Any) -> Any:
+    """A record with other values of fields, which are not checked."""
     other = copy.copy(record)
-    object.__setattr__(other, name, value)
+    vars(other).update(fields)
     return other
-
-
-def _plain(record: Any, paper: Any) -> Any:
-    """The paper's kind of line with the fields that another kind shares with it."""
-    for field in dataclasses.fields(paper):
-        paper = with_unchecked(paper, field.name, getattr(record, field.name))
-    return paper

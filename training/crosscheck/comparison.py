@@ -40,20 +40,20 @@ def compare(
     cache: OracleCache | None = None,
     *,
     until_first: bool = False,
-    kept: Results | None = None,
+    earlier: Results | None = None,
     after: Callable[[Results], None] = lambda results: None,
 ) -> Results:
     """Run algorithms and compare every line.
 
     `scenarios`: what to run; `root`: the root of the repository that the code under check lies in; `algorithms`:
     their numbers; `cache`: what the oracle computed in an earlier comparison of the same scenarios; filled;
-    `until_first`: whether to stop behind the first run that differs; `kept`: what an earlier comparison that was
-    stopped had found; `after`: called after each algorithm.
+    `until_first`: whether to stop behind the first run that differs; `earlier`: what a comparison that was stopped
+    had found; `after`: called after each algorithm.
     """
     cache, (first, *others) = {} if cache is None else cache, algorithms
     shown = (first, *scenarios.called, *others)
     lines = {(n, line.number): LineResult(n, line.number) for n in shown for line in PSEUDOCODE[n].lines}
-    results = kept or Results(lines, {}, {"seed": scenarios.seed, "implementation": scenarios.implementation})
+    results = earlier or Results(lines, {}, {"seed": scenarios.seed, "implementation": scenarios.implementation})
     for n in (n for n in (first, *others) if n not in results.done):
         differences: list[_Difference] = []
         for i, run in enumerate(scenarios.runs(n)):
@@ -151,10 +151,10 @@ def _match(results: Results, run: Run, index: int, paper: OracleRecord, code: Co
         is_other = (line.kind == "length" and run.padded) or (also is not None and run.greedy and not also.greedy)
         if is_other or (own and result.within) or not seen_in(line, site.group):
             continue
-        cell = result.cells.setdefault(variable, Cell(variable)) if own else Cell(variable)
+        cell = result.cells.setdefault(variable, Cell(variable)) if own else Cell(variable, run.algorithm)
         first = _compare(cell, paper.visits.get(key, []), _of_every_head(site.visits, key, run), run)
         if not own:
-            result.elsewhere[run.algorithm].append(cell)
+            result.elsewhere.append(cell)
         if first is not None:
             found.append(_Difference(not own, index, first[0], n, number, first[1]))
     return found

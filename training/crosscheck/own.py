@@ -64,7 +64,7 @@ class OwnScenarios(VariantScenarios):
         """The variant with a function of arrays in the place of each custom line."""
         attentions = tuple(_for_oracle(line, _attention) for line in self.variant.attentions)
         mlps = tuple(_for_oracle(line, _mlp) for line in self.variant.mlps_in_turn)
-        return with_unchecked(with_unchecked(self.variant, "attention", attentions), "mlp", mlps)
+        return with_unchecked(self.variant, attention=attentions, mlp=mlps)
 
     def _unstacked(self, theta: Any) -> Any:
         """The parameters as the oracle has them, and those of custom lines with their own names."""

@@ -173,7 +173,7 @@ class CodeRecord(_Record):
         site = self.sites[key].setdefault(event.statement, Site(event.statement, group, []))
         if not seen_in(line, group):
             return
-        with contextlib.suppress(AbstractValueError):
+        with contextlib.suppress(AbstractValueError), np.errstate(invalid="ignore"):  # a wrong edit may give −∞ alone
             if line.kind == "length":  # of the positions, or of the matrix of embeddings
                 value = mapped(value)[0].shape[-1]
             elif line.finish is not None and line.number == group[-1]:

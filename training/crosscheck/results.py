@@ -1,7 +1,6 @@
 """The result of comparing every line of the paper with our own code."""
 
 import dataclasses
-from collections import defaultdict
 from typing import Any, ClassVar
 
 from .algorithms import PSEUDOCODE
@@ -20,6 +19,7 @@ class Cell:
     """All comparisons of a line in the runs of one algorithm."""
 
     variable: str  # what was compared
+    caller: int = 0  # the algorithm whose runs call the line's; 0: in runs of the line's own
     shape: tuple[int, ...] | None = None  # the shape of its first value, as the paper has it
     values: int = 0  # how many values were compared
     largest_difference: float = 0.0
@@ -51,8 +51,7 @@ class LineResult:
     cells: dict[str, Cell] = dataclasses.field(default_factory=dict)
     within: bool = False  # whether the line can only be seen in what its group produces
     change: ChangedLine | None = None  # how a variant has the line, where it changes it
-    # the comparisons in the runs of other algorithms, by their number
-    elsewhere: dict[int, list[Cell]] = dataclasses.field(default_factory=lambda: defaultdict(list))
+    elsewhere: list[Cell] = dataclasses.field(default_factory=list)  # the comparisons in the runs of other algorithms
 
     @property
     def printed(self) -> Line:
@@ -67,7 +66,7 @@ class LineResult:
     @property
     def every_cell(self) -> list[Cell]:
         """The comparisons in all runs."""
-        return [*self.cells.values(), *(cell for cells in self.elsewhere.values() for cell in cells)]
+        return [*self.cells.values(), *self.elsewhere]
 
     @property
     def worst(self) -> float:
@@ -77,11 +76,9 @@ class LineResult:
     @property
     def where(self) -> str:
         """Source of the largest difference, or what is wrong."""
-        runs = [(self.algorithm, cell) for cell in self.cells.values()]
-        runs += [(n, cell) for n, cells in self.elsewhere.items() for cell in cells]
-        n, cell = max(runs, key=lambda run: (bool(run[1].problem), run[1].largest_difference), default=(0, Cell("")))
-        text = cell.problem or cell.where
-        return f"Algorithm {n}: {text}" if text and n != self.algorithm else text
+        worst = max(self.every_cell, key=lambda cell: (bool(cell.problem), cell.largest_difference), default=Cell(""))
+        text = worst.problem or worst.where
+        return f"Algorithm {worst.caller}: {text}" if text and worst.caller else text
 
     @property
     def verdict(self) -> str:
@@ -138,7 +135,7 @@ class LineResult:
                 dataclasses.asdict(cell) | {"largest_difference": _finite(cell.largest_difference)}
                 for cell in self.cells.values()
             ],
-            "values_in_other_algorithms": sum(c.values for cells in self.elsewhere.values() for c in cells),
+            "values_in_other_algorithms": sum(cell.values for cell in self.elsewhere),
             "largest_difference": _finite(self.worst),
             "where": self.where,
             "verdict": self.verdict,

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, ModuleType
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,10 +15,19 @@ from training import oracle
 
 from .models import drawn
 from .records import OracleRecord
-from .sizes import Sizes, sizes_from
 
 __all__ = ["Run", "Scenarios", "masked_tokens", "sampler"]
 
+SIZES = {
+    "N_V": 13, "l_max": 11, "l_x": 5, "l_z": 7, "T": 4, "L": 3, "L_enc": 2, "L_dec": 3, "H": 2, "d_e": 6, "d_x": 3,
+    "d_z": 8, "d_in": 9, "d_attn": 4, "d_mid": 3, "d_out": 10, "d_mlp": 7, "d_f": 9, "N_data": 2, "N_epochs": 2,
+    "l_gen": 4, "B": 3,
+}  # fmt: skip
+"""By the paper's names. No two axes that meet have the same size, so that none can be taken for another."""
+SMALL = {"N_V": 7, "l_max": 8, "l_x": 4, "l_z": 3, "L": 1, "L_enc": 1, "L_dec": 1, "d_e": 4, "d_attn": 3, "d_mid": 2,
+         "d_mlp": 3, "d_f": 5}  # fmt: skip
+"""For Algorithms 11-13: the oracle evaluates a loss once for every parameter."""
+LEAST = {"N_V": 5, "d_e": 2, "d_f": 2}
 
 FUNCTIONS = (
     oracle.token_embedding, oracle.positional_embedding, oracle.single_query_attention, oracle.attention,
@@ -62,7 +71,7 @@ class Scenarios:
         self.package = package
         self.functions = {n: entry.function for n, entry in package.REGISTRY.items()}
         self.seed, self.implementation = seed, implementation
-        self.sizes, self.small = sizes_from(sizes)
+        self.sizes, self.small = sized(sizes), sized(sizes, SMALL)
 
     def runs(self, algorithm: int) -> Iterator[Run]:
         """The runs of an algorithm; the same inputs for the same seed and sizes."""
@@ -104,7 +113,7 @@ class Scenarios:
         shapes = ((d, d_x), (d,), (d, d_z), (d,), (d_mid, d_z), (d_mid,))
         return self.package.AttentionParams(*(self._array(*stack, *shape) for shape in shapes))
 
-    def _theta(self, kind: str, s: Sizes, **more: Any) -> Any:
+    def _theta(self, kind: str, s: Any, **more: Any) -> Any:
         """Parameters, every one of them random, so that none can be left out unnoticed."""
         options = {"N_V": s.N_V, "l_max": s.l_max, "H": s.H, "d_e": s.d_e, "d_mlp": s.d_mlp, "d_attn": s.d_attn}
         options["d_mid"] = s.d_mid
@@ -257,6 +266,22 @@ class Scenarios:
         keys = [jax.random.key(self.seed + i) for i in range(20)]
         lengths = [len(oracle.ed_inference(z, theta, tau, sampler(key), l_max)) for key in keys[: 20 if tau else 1]]
         return keys[next((i for i, n in enumerate(lengths) if 4 <= n < l_max), int(np.argmax(lengths)))]
+
+
+def sized(given: dict[str, int], others: dict[str, int] | None = None) -> Any:
+    """The sizes of a run. Raises ValueError for an unknown name, or sizes that do not fit together.
+
+    `given`: those that were asked for; `others`: defaults that are not `SIZES`.
+    """
+    for name in given:
+        if name not in SIZES:
+            raise ValueError(f"--sizes: expected one of {', '.join(SIZES)}, got {name!r}")
+    s = SimpleNamespace(**SIZES | (others or {}) | given)
+    least = dict.fromkeys(SIZES, 1) | LEAST | {"l_max": max(s.l_x + s.l_gen, s.l_z)}  # so that all inputs fit
+    for name, size in vars(s).items():
+        if size < least[name]:
+            raise ValueError(f"{name}: expected at least {least[name]}, got {size}")
+    return s
 
 
 def _is_array(argument: Any) -> bool:

@@ -27,7 +27,9 @@ class Call:
     parent: "Call | None"  # the traced call that it was made from; None for the first
     algorithm: int | None  # the algorithm that it belongs to
     statement: Statement | None = None  # its tagged statement that is being executed, if any
-    turns: dict[Statement, int] = dataclasses.field(default_factory=dict)  # how often each of its loops has been entered
+    turns: dict[Statement, int] = dataclasses.field(
+        default_factory=dict
+    )  # how often each of its loops has been entered
     raising: bool = False  # whether an exception is passing through it
 
     def ancestors(self) -> Iterator["Call"]:
@@ -51,7 +53,9 @@ class Event(NamedTuple):
 
 
 class _Tracer:
-    def __init__(self, folder: pathlib.Path, root: pathlib.Path, observe: Callable[[Event], None], hidden: Set[CodeType]):
+    def __init__(
+        self, folder: pathlib.Path, root: pathlib.Path, observe: Callable[[Event], None], hidden: Set[CodeType]
+    ):
         self.root, self.observe, self.hidden = root, observe, hidden
         self.prefix = f"{folder}/"
         self.call: Call | None = None

@@ -3,11 +3,12 @@
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 
 from training import oracle
 
 __all__ = ["TOLERANCE", "AbstractValueError", "difference", "finished_translation", "mapped", "of_each_token", "plain",
-           "prediction", "prefix", "softmax", "tree"]  # fmt: skip
+           "prediction", "prefix", "tree"]  # fmt: skip
 
 TOLERANCE = 1e-10
 """Largest difference of two float64 values that counts as none."""
@@ -74,13 +75,6 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 
-def softmax(A: np.ndarray) -> np.ndarray:
-    """The softmax of each column."""
-    with np.errstate(invalid="ignore"):  # a wrong edit may make all of a column −∞
-        numerator = np.exp(A - A.max(axis=0))
-    return numerator / numerator.sum(axis=0)
-
-
 # From what a statement of the code computes, and the locals there, to the value that its line speaks of.
 
 
@@ -97,7 +91,7 @@ def prediction(X: Any, names: Locals) -> np.ndarray:
     theta, line = names["theta"], names["theta"].variant.unembedding
     Y = line.factor * (plain(theta.W_e).T if theta.W_u is None else plain(theta.W_u)) @ plain(X)
     Y = Y if theta.b_u is None else Y + plain(theta.b_u)[:, None]
-    return softmax(Y if line.cap is None else line.cap * np.tanh(Y / line.cap))
+    return softmax(Y if line.cap is None else line.cap * np.tanh(Y / line.cap), axis=0)
 
 
 def finished_translation(returned: Any, _: Locals) -> np.ndarray:

@@ -13,7 +13,7 @@ import importlib
 import inspect
 import pathlib
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -117,7 +117,7 @@ class VariantScenarios(Scenarios):
         kind, paper = {8: "ED", 9: "E", 10: "D"}[self.algorithm], family.TRANSFORMERS[self.algorithm]
         lengths = (self.sizes.l_z, self.sizes.l_x)[-len(kind) :]
         own = {"d_in": self.sizes.d_in} if self.variant.embedding.factored else {}
-        sizes = dataclasses.replace(self.sizes, d_f=own.get("d_in", self.sizes.d_e))  # so that W_u can be tied
+        sizes = SimpleNamespace(**vars(self.sizes) | {"d_f": own.get("d_in", self.sizes.d_e)})  # W_u can be tied
         self.theta = self._theta(kind, sizes, variant=self.variant, H_kv=self.sizes.H // self.sharing, **own)
         yield from self._transformer(self.algorithm, functools.partial(paper, variant=self.model), self.theta, lengths)
 

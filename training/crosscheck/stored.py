@@ -4,18 +4,19 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections import defaultdict
 from typing import Any
 
 import jax
 
+from training.disk import write_atomically
+
 from .report import Place
 from .results import Cell, LineResult, Results
 
-__all__ = ["Kept"]
+__all__ = ["StoredResults"]
 
 
-class Kept:
+class StoredResults:
     """Results by name, in a directory; those of other code, seeds, sizes or algorithms are not read."""
 
     def __init__(self, folder: pathlib.Path, root: pathlib.Path, settings: dict[str, Any]) -> None:
@@ -27,7 +28,7 @@ class Kept:
         self.of = hashlib.sha256(b"".join([about, *(path.read_bytes() for path in files)])).hexdigest()
 
     def read(self, name: str, changed: dict[Any, Any] | None = None) -> Results | None:
-        """Return what is kept under a name, or None; `changed` are the lines that a variant changes."""
+        """Return what is stored under a name, or None; `changed` are the lines that a variant changes."""
         try:
             data = json.loads((self.folder / f"{name}.json").read_text("utf-8"))
         except (OSError, ValueError):
@@ -35,35 +36,26 @@ class Kept:
         return _results(data, changed or {}) if data.pop("of", None) == self.of else None
 
     def write(self, name: str, results: Results) -> None:
-        """Keep results under a name."""
+        """Store results under a name."""
+        text = json.dumps({"of": self.of, **_data(results)})
         self.folder.mkdir(parents=True, exist_ok=True)
-        unfinished = self.folder / f"{name}.unfinished"
-        unfinished.write_text(json.dumps({"of": self.of, **_data(results)}), "utf-8")
-        unfinished.replace(self.folder / f"{name}.json")
+        write_atomically(self.folder / f"{name}.json", lambda unfinished: unfinished.write_text(text, "utf-8"))
 
 
 def _data(results: Results) -> dict[str, Any]:
     """Results as JSON has them, without what follows from the code."""
-    lines = (dataclasses.replace(line, change=None, elsewhere=dict(line.elsewhere)) for line in results.lines.values())
+    lines = (dataclasses.replace(line, change=None) for line in results.lines.values())
     whole = {name: getattr(results, name) for name in ("settings", "first", "done", "picture")}
     errors, taken = list(results.errors.items()), sorted(results.taken)
     return {**whole, "lines": list(map(dataclasses.asdict, lines)), "errors": errors, "taken": taken}
 
 
 def _results(data: dict[str, Any], changed: dict[Any, Any]) -> Results:
-    lines = [_line(line) for line in data.pop("lines")]
-    for line in lines:
-        line.change = changed.get((line.algorithm, line.number))
-    errors, first = {n: tuple(error) for n, error in data.pop("errors")}, data.pop("first")
+    lines, errors, first = (data.pop(name) for name in ("lines", "errors", "first"))
+    for of in lines:
+        of |= {"places": [Place(**place) for place in of["places"]], "elsewhere": [Cell(**c) for c in of["elsewhere"]]}
+        of |= {"cells": {name: Cell(**cell) for name, cell in of["cells"].items()}}
+        of |= {"change": changed.get((of["algorithm"], of["number"]))}
+    found = {(of["algorithm"], of["number"]): LineResult(**of) for of in lines}
     whole: dict[str, Any] = {**data, "first": first and tuple(first), "taken": set(data["taken"])}
-    return Results({(line.algorithm, line.number): line for line in lines}, errors, **whole)
-
-
-def _line(data: dict[str, Any]) -> LineResult:
-    elsewhere = {int(n): [_cell(cell) for cell in cells] for n, cells in data["elsewhere"].items()}
-    data |= {"elsewhere": defaultdict(list, elsewhere), "cells": {n: _cell(cell) for n, cell in data["cells"].items()}}
-    return LineResult(**data | {"places": [Place(**place) for place in data["places"]], "group": tuple(data["group"])})
-
-
-def _cell(data: dict[str, Any]) -> Cell:
-    return Cell(**{**data, "shape": None if data["shape"] is None else tuple(data["shape"])})
+    return Results(found, {n: tuple(error) for n, error in errors}, **whole)
