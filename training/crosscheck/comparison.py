@@ -107,7 +107,6 @@ def _check_run(
         message = f"{type(error).__name__}: {error}"
         results.errors[n] = (line, f"{run.what}: {message}")
         return [_Difference(False, index, 0, number, line, f"raised {message}")]
-    results.observed[n, index] = code
     return _match(results, run, index, paper, code)
 
 

@@ -7,7 +7,6 @@ from .algorithms import PSEUDOCODE
 from .backward import Rule
 from .changes import ChangedLine
 from .pseudocode import Line
-from .records import CodeRecord
 from .report import Place, escaped
 from .values import TOLERANCE
 
@@ -159,9 +158,6 @@ class Results:
     settings: dict[str, Any]  # what was asked for
     # algorithm, line and place of the first difference, the likely cause of all; None if there is none
     first: tuple[int, str, str] | None = None
-    # the records of the single runs, for the picture
-    observed: dict[tuple[int, int], CodeRecord] = dataclasses.field(default_factory=dict)
-    picture: str = ""  # of the residual stream, once it is drawn
     done: list[int] = dataclasses.field(default_factory=list)  # the algorithms whose runs are compared
     taken: set[str] = dataclasses.field(default_factory=set)  # the implementations of attention that `"auto"` took
     rules: list[Rule] = dataclasses.field(default_factory=list)  # the backward rules of these algorithms, where checked

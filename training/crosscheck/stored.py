@@ -45,7 +45,7 @@ class StoredResults:
 def _data(results: Results) -> dict[str, Any]:
     """Results as JSON has them, without what follows from the code."""
     lines = (dataclasses.replace(line, change=None) for line in results.lines.values())
-    whole = {name: getattr(results, name) for name in ("settings", "first", "done", "picture")}
+    whole = {name: getattr(results, name) for name in ("settings", "first", "done")}
     errors, taken = list(results.errors.items()), sorted(results.taken)
     return {**whole, "lines": list(map(dataclasses.asdict, lines)), "errors": errors, "taken": taken}
 

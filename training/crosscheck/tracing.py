@@ -90,9 +90,9 @@ class _Tracer:
         algorithm = function.algorithm or (parent.algorithm if parent else None)
         call = self.call = Call(function, parent, algorithm)
         cause = next((caller for caller in call.ancestors() if caller.statement), None)
-        is_body = function.statements and cause is not None and cause.algorithm == algorithm
-        if is_body and cause.statement.end:  # of a decorated function, the loop that is being run
-            self._turn(cause, cause.statement)
+        loop = cause and cause.statement
+        if cause and loop and loop.end and function.statements and cause.algorithm == algorithm:
+            self._turn(cause, loop)  # of a decorated function, whose body is called
 
         def within(frame: FrameType, event: str, arg: Any):
             if event == "line":
@@ -107,14 +107,16 @@ class _Tracer:
         return within
 
     def _at(self, call: Call, frame: FrameType) -> None:
-        previous, line = call.statement, frame.f_lineno
+        line = frame.f_lineno
         if line not in call.function.lines:
             return  # a decorator that the tests' import hook adds has no line of its own
-        here = call.statement = call.function.statements.get(line)
+        here = call.function.statements.get(line)
+        previous, call.statement = call.statement, None
         if previous is not None and line in previous.body:
             self._turn(call, previous)
         elif previous is not None and here is not previous:
             self._done(call, previous, frame.f_locals.get(previous.target or ""), frame)
+        call.statement = here
 
     def _leave(self, call: Call, frame: FrameType, result: Any) -> None:
         statement, call.statement = call.statement, None

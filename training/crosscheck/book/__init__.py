@@ -5,7 +5,6 @@
 * `pages`      contents of the pages
 * `mathml`     formulas
 * `listing`    highlighted code, with the lines of the paper that each line executes
-* `stream`     a picture of Algorithm 10's residual stream
 * `backward`   the hand-derived backward rules and their check
 """
 

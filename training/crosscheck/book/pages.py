@@ -22,7 +22,6 @@ from training.extras import unsafe
 from .backward import BackwardRule, shown
 from .listing import CodeLine, Excerpt, excerpts, listing, page_of
 from .mathml import mathml, sentence
-from .stream import residual_stream
 
 PARTS = (
     ("Components", range(1, 8)),
@@ -116,11 +115,8 @@ def write_book(every: list[Results], folder: pathlib.Path, root: pathlib.Path, o
     for path in sorted((root / "algorithms").rglob("*.py")) if only is None else ():
         relative = path.relative_to(root).as_posix()
         pages[page_of(relative)] = "source.html", {"file": relative, "lines": listing(path)}
-    run = results.observed.get((10, 0))
-    every[0].picture = every[0].picture or (residual_stream(run) or "" if run is not None else "")
     parts = [(name, [c for c in chapters if c.algorithm.number in range_]) for name, range_ in PARTS]
-    picture = Markup(every[0].picture) or None
-    index = {"parts": parts, "picture": picture, "rules": rules, "numbers": numbers, "unfinished": only is not None}
+    index = {"parts": parts, "rules": rules, "numbers": numbers, "unfinished": only is not None}
     pages["index.html"] = "index.html", index
     pages = {name: page for name, page in pages.items() if only in (None, name) or name == "index.html"}
     return write_pages(folder, pages, chapters=chapters, models=models, results=results, tolerance=TOLERANCE)
