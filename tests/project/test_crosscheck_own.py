@@ -16,7 +16,8 @@ from tests.own_lines.sinks import Sinks
 from training.command_line.arguments import UsageError
 from training.commands import crosscheck as command
 from training.commands.crosscheck import ROOT
-from training.crosscheck.own import OwnScenarios, compare_own, is_own
+from training.crosscheck.own import OwnScenarios, is_own
+from training.crosscheck.variants import compare_variant
 
 PATHS = {name: f"tests.own_lines.{name.lower()}:{name}" for name in ("SINKS", "EXPERTS", "DIFFERENTIAL", "LATENT")}
 HYBRID = "tests.own_lines.retention:HYBRID"
@@ -30,7 +31,7 @@ def test_no_line_of_a_published_model_is_custom():
 
 
 def crosscheck(path: str) -> Any:
-    return compare_own(OwnScenarios(algorithms, path, seed=0, sizes={}, implementation="paper"), ROOT)
+    return compare_variant(OwnScenarios(algorithms, path, seed=0, sizes={}, implementation="paper"), ROOT)
 
 
 @pytest.mark.end_to_end

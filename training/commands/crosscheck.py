@@ -29,7 +29,7 @@ from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.backward import check_rules
 from training.crosscheck.book import page_of_model, write_book
 from training.crosscheck.comparison import OracleCache, compare
-from training.crosscheck.own import OwnScenarios, compare_own
+from training.crosscheck.own import OwnScenarios
 from training.crosscheck.report import as_junit, print_report
 from training.crosscheck.results import Results
 from training.crosscheck.scenarios import Scenarios
@@ -183,7 +183,7 @@ def _results(
         found = compare(scenarios, ROOT, numbers, cache, earlier=found, after=after)
         return found, len(found.done) > before
     if found is None:
-        found = (compare_own if ":" in name else compare_variant)(scenarios, ROOT, cache)
+        found = compare_variant(scenarios, ROOT, cache)
         after(found)
     return found, before == 0
 

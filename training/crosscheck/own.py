@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import importlib
 import inspect
-import pathlib
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -25,12 +24,10 @@ from training.tasks.own_lines import modules_of, variant_named
 
 from .algorithms import PSEUDOCODE
 from .changes import ChangedLine, changed_lines, with_unchecked
-from .comparison import OracleCache
 from .models import family_parameters
-from .results import Results
-from .variants import WITHOUT_ATTENTION, VariantScenarios, compare_variant
+from .variants import WITHOUT_ATTENTION, VariantScenarios
 
-__all__ = ["OwnScenarios", "compare_own"]
+__all__ = ["OwnScenarios"]
 
 FORMULAS = {"attention": "MHAttention", "mlp": "W_mlp"}
 """Parameters of an attention, or an MLP, in the printed formula."""
@@ -92,27 +89,16 @@ class OwnScenarios(VariantScenarios):
         """The lines of the algorithm that have an attention, or an MLP."""
         return [line.number for line in PSEUDOCODE[self.algorithm].lines if FORMULAS[name] in line.text]
 
-    def left_out(self) -> list[str]:
-        """The lines that are not compared, in words."""
-        found, n = [], self.algorithm
+    def left_out(self) -> dict[str, list[tuple[int, str]]]:
+        found: dict[str, list[tuple[int, str]]] = {}
         for name, line in ((name, line) for name, own in self.own.items() for line in own):
-            kind, numbers = type(line).__name__, " and ".join(f"line {number}" for number in self.numbers(name))
-            found += [] if line.loops else [f"{numbers} of Algorithm {n}, since {kind}.loops names no NumPy loops"]
-            found += [f"Algorithms 4 and 5, in whose place {kind} has its own lines"] if name == "attention" else []
+            kind, numbers, n = type(line).__name__, self.numbers(name), self.algorithm
+            if not line.loops:
+                of = " and ".join(f"line {number}" for number in numbers)
+                found[f"{of} of Algorithm {n}, since {kind}.loops names no NumPy loops"] = [(n, i) for i in numbers]
+            if name == "attention":
+                found[f"Algorithms 4 and 5, in whose place {kind} has its own lines"] = []
         return found
-
-
-def compare_own(scenarios: OwnScenarios, root: pathlib.Path, cache: OracleCache | None = None) -> Results:
-    """Run a model with custom lines, and compare every line but those that it says are left out.
-
-    The arguments are those of `compare_variant`.
-    """
-    results = compare_variant(scenarios, root, cache)
-    for name, own in scenarios.own.items():
-        for number in () if all(line.loops for line in own) else scenarios.numbers(name):
-            del results.lines[scenarios.algorithm, number]
-    results.settings["left_out"] = scenarios.left_out()
-    return results
 
 
 def _kind(line: Any) -> str:

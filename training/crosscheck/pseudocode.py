@@ -6,14 +6,14 @@ Variables have the names they have as locals of the oracle and, unless `finish` 
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from .latex import latex_of
 
 __all__ = ["Algorithm", "Line", "as_printed"]
 
-Locals = dict[str, Any]
+Locals = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,10 +58,10 @@ def read(path: pathlib.Path, root: pathlib.Path) -> dict[int, Function]:
     lines, comments = text.splitlines(), tags_in(text)
 
     def statement(node: Any, tags: tuple[Tag, ...]) -> Statement:
-        first, last, end = _first_line(node), node.end_lineno or node.lineno, None
-        is_loop, body = isinstance(node, (ast.For, ast.While)), getattr(node, "body", [])
-        if body:
+        first, last, end, inside = _first_line(node), _last_line(node), None, range(0)
+        if body := getattr(node, "body", []):
             last, end = _first_line(body[0]) - 1, body[-1]
+            inside = range(last + 1, _last_line(node) + 1)
         while isinstance(end, ast.If):
             end = (end.orelse or end.body)[-1]
         printed = inspect.cleandoc("\n".join(map(without_tag, lines[first - 1 : last])))
@@ -70,7 +70,7 @@ def read(path: pathlib.Path, root: pathlib.Path) -> dict[int, Function]:
             tags=tags,
             target=node.name if isinstance(node, ast.FunctionDef) else target_of(node),
             returns=isinstance(node, ast.Return),
-            body=range(last + 1, node.end_lineno + 1) if is_loop else range(0),
+            body=inside if isinstance(node, (ast.For, ast.While)) else range(0),
             end=end and statement(end, tags),
         )
 
@@ -80,7 +80,7 @@ def read(path: pathlib.Path, root: pathlib.Path) -> dict[int, Function]:
             if not isinstance(own, (ast.If, ast.With)) and (tags := tags_of(own, comments)):
                 tagged = statement(own, tags)
                 found |= dict.fromkeys(range(tagged.place.line, tagged.place.last + 1), tagged)
-        return Function(node.name, range(_first_line(node), node.end_lineno + 1), algorithm_of(node), found)
+        return Function(node.name, range(_first_line(node), _last_line(node) + 1), algorithm_of(node), found)
 
     functions = (function(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef))
     return {found.lines.start: found for found in functions}
@@ -88,6 +88,10 @@ def read(path: pathlib.Path, root: pathlib.Path) -> dict[int, Function]:
 
 def _first_line(node: Any) -> int:
     return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+
+
+def _last_line(node: Any) -> int:
+    return node.end_lineno or node.lineno
 
 
 def _own(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -1,5 +1,6 @@
 """From what a run's locals hold (tracers, lists, trees) to float64 arrays that can be compared."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ __all__ = ["TOLERANCE", "AbstractValueError", "difference", "finished_translatio
 TOLERANCE = 1e-10
 """Largest difference of two float64 values that counts as none."""
 
-Locals = dict[str, Any]
+Locals = Mapping[str, Any]
 
 
 class AbstractValueError(ValueError):

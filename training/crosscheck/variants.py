@@ -110,6 +110,10 @@ class VariantScenarios(Scenarios):
         """The lines that the variant changes."""
         return changed_lines(VARIANTS[self.name], self.algorithm, self.sharing)
 
+    def left_out(self) -> dict[str, list[tuple[int, str]]]:
+        """What is not compared, in words, and the algorithm and number of each of its lines that would be."""
+        return {}
+
     def _unstacked(self, theta: Any) -> Any:
         return family_parameters(theta)
 
@@ -144,16 +148,17 @@ class VariantScenarios(Scenarios):
 def compare_variant(
     scenarios: VariantScenarios, root: pathlib.Path, cache: OracleCache | None = None, *, until_first: bool = False
 ) -> Results:
-    """Run a variant, compare every line, and mark those that its record changes.
+    """Run a variant, compare every line but those that it leaves out, and mark those that its record changes.
 
     The arguments are those of `compare`.
     """
     cache, n, callers = {} if cache is None else cache, scenarios.algorithm, CALLERS.get(scenarios.algorithm, ())
     results = compare(scenarios, root, (n, *callers), cache, until_first=until_first)
-    results.settings["variant"] = scenarios.name
-    changed = scenarios.changed()
+    changed, left_out = scenarios.changed(), scenarios.left_out()
+    results.settings |= {"variant": scenarios.name, "left_out": [*left_out]}
     called = {key[0] for key in cache[n, 0].visits} | {*callers}
-    results.lines = {key: result for key, result in results.lines.items() if key[0] in called}
-    for key, result in results.lines.items():
-        result.change = changed.get(key)
+    others = {key for keys in left_out.values() for key in keys}
+    results.lines = {key: line for key, line in results.lines.items() if key[0] in called and key not in others}
+    for key, line in results.lines.items():
+        line.change = changed.get(key)
     return results
