@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from training.data.batches import Batches, Source
+from training.data.batches import Batches, Examples
 from training.data.loading import RunData, make_dataset
 from training.data.records import Corpus, Document, fingerprint
 from training.data.token_store import LabeledStore, PairStore, Splits, TokenStore, token_dtype
@@ -64,7 +64,7 @@ def settings_for(task: str, **values: Any) -> Settings:
     return settings_from({**TINY, **layers, **more, "dropout": 0.0, **values}, task=task)
 
 
-def batched(source: Callable[..., Source], *stores: Any, batch_size: int, seed: int = 0, **options: Any) -> Batches:
+def batched(source: Callable[..., Examples], *stores: Any, batch_size: int, seed: int = 0, **options: Any) -> Batches:
     """The batches of a source's examples."""
     return Batches(source(*stores, **options), batch_size=batch_size, seed=seed)
 

@@ -145,7 +145,7 @@ def pack(lengths: Int[np.ndarray, " n"], capacity: int) -> tuple[Int[np.ndarray,
     return np.argsort(row_of, kind="stable"), np.append(0, np.cumsum(np.bincount(row_of, minlength=n_rows)))
 
 
-class Source(abc.ABC):
+class Examples(abc.ABC):
     """n examples by index, of at most l_max tokens each; `identity` is everything else that decides them."""
 
     n_too_long: int = 0  # examples with more than l_max tokens, if they are treated differently
@@ -175,7 +175,7 @@ class Source(abc.ABC):
 class Batches:
     """The batches of a source, with `noise` if given; `fingerprint` is a hash of everything that decides them."""
 
-    def __init__(self, source: Source, *, batch_size: int, seed: int = 0, noise: Noise | None = None) -> None:
+    def __init__(self, source: Examples, *, batch_size: int, seed: int = 0, noise: Noise | None = None) -> None:
         """Raise DataError for a bad batch_size or seed."""
         if batch_size < 1:
             raise DataError(f"batch_size: expected at least 1, got {batch_size}")
@@ -267,7 +267,7 @@ def _whole(store: TokenStore, indices: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return starts, np.where(indices < 0, 0, store.offsets[indices + 1] - starts).astype(np.int32)
 
 
-class NextTokens(Source):
+class NextTokens(Examples):
     """Sequences for next-token prediction: the target of column t is x[t + 1].
 
     Modes:
@@ -316,7 +316,7 @@ class NextTokens(Source):
         return (self.store.n_tokens - n_bos) / self.store.n_bytes
 
     def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """See `Source.examples`."""
+        """See `Examples.examples`."""
         if self.mode == "packed":
             return self._packed_rows(indices[rows])
         starts, lengths = _located(self._chunks, indices[rows])
@@ -344,7 +344,7 @@ class NextTokens(Source):
         return {"x": x, "segment_ids": segment_ids, "loss_mask": loss_mask}
 
 
-class MaskedTokens(Source):
+class MaskedTokens(Examples):
     """Sequences with masked tokens to recover, from disjoint chunks: {"x", "x_masked", "loss_mask", "length"}. By the
     rule "paper", every token, including bos and eos, becomes mask_token with probability p_mask; the loss is on those.
     By "bert", every token but bos and eos is chosen with probability p_mask; of the chosen, on which the loss is, 80 %
@@ -362,7 +362,7 @@ class MaskedTokens(Source):
         super().__init__(store.fingerprint, rule, p_mask, n=len(self._chunks), l_max=l_max)
 
     def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """See `Source.examples`."""
+        """See `Examples.examples`."""
         chosen, action = rng.random((2, len(indices), self.l_max))[:, rows]
         others = rng.integers(
             self.store.N_V - (3 if self.store.special is None else 0), size=(len(indices), self.l_max), dtype=np.int32
@@ -383,7 +383,7 @@ class MaskedTokens(Source):
         return {"x": x, "x_masked": x_masked, "loss_mask": loss_mask, "length": lengths}
 
 
-class SequencePairs(Source):
+class SequencePairs(Examples):
     """Pairs: {"z", "z_length", "x", "x_length"}, with bos and eos, in at most l_max tokens each, others left out."""
 
     too_long = "pairs are left out"
@@ -396,7 +396,7 @@ class SequencePairs(Source):
         super().__init__(store.source.fingerprint, store.target.fingerprint, n=len(self._kept), l_max=l_max)
 
     def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """See `Source.examples`."""
+        """See `Examples.examples`."""
         batch, indices = {}, indices[rows]
         for name, store in (("z", self.store.source), ("x", self.store.target)):
             starts, lengths = _whole(store, np.where(indices < 0, -1, self._kept[indices]))
@@ -404,7 +404,7 @@ class SequencePairs(Source):
         return batch
 
 
-class LabeledTexts(Source):
+class LabeledTexts(Examples):
     """Texts and their classes: {"x", "length", "label"}; of more than l_max tokens, the first l_max − 1 and eos."""
 
     too_long = "texts are cut"
@@ -417,7 +417,7 @@ class LabeledTexts(Source):
         super().__init__(store.text.fingerprint, store.names, n=len(store), l_max=l_max)
 
     def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """See `Source.examples`."""
+        """See `Examples.examples`."""
         indices = indices[rows]
         starts, lengths = _whole(self.store.text, indices)
         lengths = np.minimum(lengths, self.l_max)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from training.data.base_tokenizer import Tokenizer
-from training.data.batches import Batch, Batches, NextTokens, Source
+from training.data.batches import Batch, Batches, Examples, NextTokens
 from training.data.records import DataError, fingerprint
 from training.extras import install
 from training.tasks.gato_embedding import BINS, GatoConfig, raster
@@ -119,7 +119,7 @@ class Vocabulary(NamedTuple):
 class Modalities(Batches):
     """Batches whose rows are half text, packed, and half digits: a drawing, and as many named images as fit."""
 
-    def __init__(self, text: Source, vocabulary: Vocabulary, *, batch_size: int, seed: int = 0) -> None:
+    def __init__(self, text: Examples, vocabulary: Vocabulary, *, batch_size: int, seed: int = 0) -> None:
         """Add digits to the packed rows of a text."""
         if not isinstance(text, NextTokens):
             raise DataError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.data.batches import Batches, LabeledTexts, MaskedTokens, NextTokens, Noise, SequencePairs, Source
+from training.data.batches import Batches, Examples, LabeledTexts, MaskedTokens, NextTokens, Noise, SequencePairs
 from training.data.chat import with_markup
 from training.data.conversations import NO_TEMPLATE
 from training.data.corpora import SOURCES, load_corpus
@@ -29,7 +29,7 @@ from training.settings import Settings
 from training.tasks import TASKS
 from training.tasks.models import model_config
 
-EXAMPLES: dict[str, Callable[[Any, Settings], Source]] = {
+EXAMPLES: dict[str, Callable[[Any, Settings], Examples]] = {
     "d": lambda store, settings: NextTokens(store, l_max=settings.l_max, mode=settings.rows),
     "e": lambda store, s: MaskedTokens(store, l_max=s.l_max, p_mask=s.p_mask, rule=s.masking),
     "ed": lambda store, settings: SequencePairs(store, l_max=settings.l_max),
@@ -135,7 +135,7 @@ def make_dataset(settings: Settings, store: Any, *, tokenizer: Tokenizer | None 
     return batches_of(settings, EXAMPLES[settings.task](store, settings), tokenizer)
 
 
-def batches_of(settings: Settings, source: Source, tokenizer: Any, noise: Noise | None = None) -> Batches:
+def batches_of(settings: Settings, source: Examples, tokenizer: Any, noise: Noise | None = None) -> Batches:
     """Return the batches of a task's examples."""
     sizes = {"batch_size": settings.batch_size, "seed": settings.seed}
     if settings.task in BATCHES:

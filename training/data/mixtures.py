@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from training.data.batches import Batch, Shuffled, Source
+from training.data.batches import Batch, Examples, Shuffled
 from training.data.records import DataError, fingerprint
 from training.data.token_store import LabeledStore, PairStore, token_stores
 
@@ -48,10 +48,10 @@ def weights_of(data: Sequence[Weighted]) -> list[float]:
     return given
 
 
-class Mixture(Source):
+class Mixture(Examples):
     """Examples of several sources, in the ratio of their weights; each is shuffled and repeated on its own."""
 
-    def __init__(self, parts: Sequence[Source], weights: Sequence[float], *, too_long: str | None = None) -> None:
+    def __init__(self, parts: Sequence[Examples], weights: Sequence[float], *, too_long: str | None = None) -> None:
         self._parts, self._starts = parts, np.cumsum([0, *(part.n for part in parts)])
         self._shares = [weight / sum(weights) for weight in weights]
         super().__init__(n=int(self._starts[-1]), l_max=parts[0].l_max)
@@ -59,7 +59,7 @@ class Mixture(Source):
         self.too_long = parts[0].too_long if too_long is None else too_long
 
     def order(self, seed: int) -> Callable[[np.ndarray], np.ndarray]:
-        """See `Source.order`: in every period, each part has its share of the positions, spread evenly."""
+        """See `Examples.order`: in every period, each part has its share of the positions, spread evenly."""
         orders = [Shuffled(part.n, seed, k) for k, part in enumerate(self._parts)]
         counts = np.maximum(1, np.round(np.array(self._shares) * PERIOD)).astype(np.int64)
         parts, ranks = np.repeat(np.arange(len(counts)), counts), np.concatenate([np.arange(n) for n in counts])
@@ -77,12 +77,12 @@ class Mixture(Source):
         return at
 
     def fingerprint(self, batch_size: int, seed: int) -> str:
-        """See `Source.fingerprint`."""
+        """See `Examples.fingerprint`."""
         parts = [part.fingerprint(batch_size, seed) for part in self._parts]
         return fingerprint(type(self).__name__, *parts, self._shares, self.l_max, batch_size, seed)
 
     def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """See `Source.examples`."""
+        """See `Examples.examples`."""
         batch: Batch = {}
         for k, part in enumerate(self._parts):
             own = (self._starts[k] <= indices) & (indices < self._starts[k + 1])
@@ -109,7 +109,7 @@ def documents(store: Any, first: int, end: int) -> Any:
     )
 
 
-def mixture(store: Any, names: Sequence[str], weights: Sequence[float], make: Callable[[Any], Source]) -> Mixture:
+def mixture(store: Any, names: Sequence[str], weights: Sequence[float], make: Callable[[Any], Examples]) -> Mixture:
     """Return the mixture of a store's files, whose examples `make` returns. Raises DataError if one has too few."""
     ends = np.cumsum([0, *token_stores(store)[0].counts]).tolist()
     parts = []

@@ -58,9 +58,6 @@ class StepMetrics(NamedTuple):
     mtp: Float[Array, ""] | None = None  # the loss of the head for the token after the next, if there is one
 
 
-Step = Callable[..., tuple[TrainState, StepMetrics]]
-
-
 def init_state(
     params: Any, optimizer: optax.GradientTransformation, *, ema_decay: float = 0.0, dtype: str = "float32"
 ) -> TrainState:
@@ -134,7 +131,7 @@ def make_step(
     settings: Settings,
     *,
     N_V: int | None = None,
-) -> Step:
+) -> Callable[..., tuple[TrainState, StepMetrics]]:
     """Return the update (state, batch, step, key, frozen) → (state, metrics); tokens from N_V on are padding."""
     loss_and_gradient = batch_loss(objective, settings, N_V=N_V)
 

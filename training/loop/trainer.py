@@ -172,11 +172,11 @@ def _loop(program: Program, state: TrainState, progress: Progress, store: Store,
             progress.step += 1
             record.add(metrics)
             if profiled and progress.step == profiled.stop:
-                record.settle(state, most=0)
+                record.settle(state, in_flight=0)
                 store.trace(begins=False)
             evaluates = _evaluates(settings, progress.step)
             saves = progress.step % settings.checkpoint_every == 0 or progress.step == settings.steps
-            record.settle(state, most=0 if evaluates or saves else IN_FLIGHT)
+            record.settle(state, in_flight=0 if evaluates or saves else IN_FLIGHT)
             saves = saves and (not record.above or progress.step == settings.steps)  # the last good one stays
             if evaluates:
                 record.evaluate(state)
@@ -185,7 +185,7 @@ def _loop(program: Program, state: TrainState, progress: Progress, store: Store,
             if evaluates or saves:
                 record.rates.skip()
     except Interrupted:
-        record.settle(state, most=0)
+        record.settle(state, in_flight=0)
         store.save(state, progress)
         raise
     return state
@@ -284,9 +284,9 @@ class _Record:
         """Add the metrics of the last update, which is in flight."""
         self._in_flight.append((self._progress.step, metrics))
 
-    def settle(self, state: TrainState, *, most: int) -> None:
-        """Read the metrics of updates until at most `most` are in flight. Raises TrainingError if one failed."""
-        while len(self._in_flight) > most:
+    def settle(self, state: TrainState, *, in_flight: int) -> None:
+        """Read the metrics of updates until at most `in_flight` are. Raises TrainingError if one failed."""
+        while len(self._in_flight) > in_flight:
             step, metrics = self._in_flight.popleft()
             loss, tokens, norm, rate = (float(value) for value in metrics[:4])
             self.rates.add(tokens)

@@ -60,7 +60,7 @@ class Instruction(NamedTuple):
 Body = dict[str, Instruction]
 
 
-class Step(NamedTuple):
+class Execution(NamedTuple):
     """An instruction that runs."""
 
     instruction: Instruction
@@ -104,11 +104,11 @@ class Module:
             bytes_ += math.prod(sizes) * (1 if dtype == "pred" else int(re.findall(r"\d+", dtype)[0]) / 8)
         return bytes_
 
-    def steps(self, body: Body, times: int = 1, loops: tuple[str, ...] = (), *, branch: Any = max) -> list[Step]:
+    def steps(self, body: Body, times: int = 1, loops: tuple[str, ...] = (), *, branch: Any = max) -> list[Execution]:
         """Return the instructions that run, with the number of runs; of a conditional, the branch with most bytes, or
         with the fewest if `branch` is min.
         """
-        found: list[Step] = []
+        found: list[Execution] = []
         for i in body.values():
             if i.op == "while":
                 found += self.steps(self.called(i), times * self.turns(i), (*loops, i.name), branch=branch)
@@ -121,7 +121,7 @@ class Module:
                 found += self.steps(self.called(i), times, loops, branch=branch)
             elif not FREE.fullmatch(i.target):
                 shapes = [body[operand].shape for operand in i.operands]
-                found.append(Step(i, shapes, times, self.traffic(i, shapes), loops))
+                found.append(Execution(i, shapes, times, self.traffic(i, shapes), loops))
         return found
 
     def turns(self, loop: Instruction) -> int:
@@ -182,7 +182,7 @@ class Module:
         changed = body[i.operands[UPDATES[i.op]]].shape if i.op in UPDATES else shape
         return min(self.size(shape), self.size(changed, anywhere=True))
 
-    def collectives(self, step: Step) -> list[tuple[Any, str, float, str]]:
+    def collectives(self, step: Execution) -> list[tuple[Any, str, float, str]]:
         """Return (identity, kind, bytes, group) of a step's collectives; on TPUs, several fusions may share one."""
         found, i = [], step.instruction
         body = self.called(i) if i.op == "fusion" else {}

