@@ -14,18 +14,7 @@ head, token and step. `scripts/crosscheck.py` is the command line; docs/crossche
 * `variants`     the same of the published models, and `own` of models with custom lines
 * `formulas`     the formulas that its record decides; `changes`: which of these are not the paper's
 * `comparison`   matching the two records
-* `results`      the verdicts; `report`: tables of these and of what `training.foreign` finds
+* `results`      the verdicts; `stored`: kept in a directory; `report`: tables of these and of what `training.foreign` finds
 
-Wrong edits that it must locate and name are in `tests.mutations`. Anybody's code is checked by `training.foreign`, whose
-functions are found here, too: `check(observe, algorithm=10, expect="GPT2")` in your own test.
+Wrong edits that it must locate and name are in `tests.mutations`. Anybody's code is checked by `training.foreign`.
 """
-
-import importlib
-from typing import Any
-
-
-def __getattr__(name: str) -> Any:  # the room above, which is imported when it is used
-    foreign = importlib.import_module("training.foreign")
-    if name not in foreign.__all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(foreign, name)

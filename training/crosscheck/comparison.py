@@ -92,7 +92,7 @@ def _check_run(
     results: Results, run: Run, index: int, scenarios: Scenarios, root: pathlib.Path, cache: OracleCache
 ) -> list[_Difference]:
     n = run.algorithm
-    paper = cache.get((n, index)) or cache.setdefault((n, index), run_paper(run))
+    paper = cache.get((n, index)) or cache.setdefault((n, index), run_paper(run.paper))
     code = CodeRecord(run.batched)
     try:
         with (
@@ -110,12 +110,12 @@ def _check_run(
     return _match(results, run, index, paper, code)
 
 
-def run_paper(run: Run) -> OracleRecord:
-    """Return the oracle's record of a run."""
+def run_paper(paper: Callable[[OracleRecord], Any]) -> OracleRecord:
+    """Return the oracle's record of what calls it: see `Run.paper`."""
     record = OracleRecord()
     folder = pathlib.Path(oracle.__file__).resolve().parent
     with traced(folder, folder.parents[1], record, {oracle.complex_step_gradient.__code__}):
-        run.paper(record)
+        paper(record)
     return record
 
 

@@ -18,7 +18,6 @@ from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.changes import ARCHITECTURES, SHARING, changed_lines
 from training.crosscheck.comparison import run_paper
 from training.crosscheck.models import drawn, family_parameters, few
-from training.crosscheck.scenarios import Run
 from training.extras import PROJECT, release
 from training.oracle import family
 from training.runs.named_arrays import save_tensors
@@ -264,7 +263,7 @@ def oracle_lines(case: Case) -> dict[str, np.ndarray]:
     Raises:
         ArithmeticError: if the reference has another value anywhere.
     """
-    record = run_paper(Run(case.algorithm, "a case", lambda: None, _paper(case)))
+    record = run_paper(_paper(case))
     visits: dict[tuple[int, str], list[np.ndarray]] = {}
     for (n, number, _), values in record.visits.items():
         visits[n, number] = [np.asarray(visit.value) for visit in values]
