@@ -89,33 +89,27 @@ def _checked(package: ModuleType, root: pathlib.Path, seed: int, i: int) -> Rule
     node = next(node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == row.rule)
     apart: dict[str, float] = {}
     found = Rule(row.title, row.algorithms, path.relative_to(root), node, apart)
-    for function, shapes, implementation in row.trials:
-        by_jax = _gradients(package, function, shapes, "paper", seed)
+    for trial in row.trials:
+        by_jax = _gradients(package, trial._replace(implementation="paper"), seed)
         try:
-            by_hand = _gradients(package, function, shapes, implementation, seed)
+            by_hand = _gradients(package, trial, seed)
         except Exception as error:
-            wrong = {name: np.inf for name, _ in shapes}
+            wrong = {name: np.inf for name, _ in trial.shapes}
             return dataclasses.replace(found, gradients=wrong, error=f"raised {type(error).__name__}: {error}")
-        for name, _ in shapes:
+        for name, _ in trial.shapes:
             apart[name] = max(difference(by_hand[name], by_jax[name]), apart.get(name, 0.0))
     return found
 
 
 @functools.lru_cache(maxsize=64)
-def _gradients(
-    package: ModuleType,
-    function: Callable[..., Any],
-    shapes: tuple[tuple[str, tuple[int, ...]], ...],
-    implementation: str,
-    seed: int,
-) -> dict[str, np.ndarray]:
+def _gradients(package: ModuleType, trial: _Trial, seed: int) -> dict[str, np.ndarray]:
     """The gradient for each input of a sum of the function's values, each with a weight of its own."""
     rng = np.random.default_rng(seed)
-    inputs = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes}
+    inputs = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in trial.shapes}
 
     def of_inputs(inputs: dict[str, jax.Array]) -> jax.Array:
-        with _options(package).using(implementation=implementation):
-            Y = function(*(inputs[name] for name, _ in shapes))
+        with _options(package).using(implementation=trial.implementation):
+            Y = trial.function(*(inputs[name] for name, _ in trial.shapes))
         return (Y * jnp.cos(jnp.arange(Y.size).reshape(Y.shape))).sum()
 
     found = jax.jit(jax.grad(of_inputs), compiler_options=COMPILED_FAST)(inputs)
