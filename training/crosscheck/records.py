@@ -35,8 +35,8 @@ class Visit:
     # the number of the sequence in a batch; None where there is one only, or it is the same for all
     sequence: int | None
     head: int | None  # the number of the head; None outside attention
-    order: int  # how many values of the run were there before
-    where: str = ""  # the turns of the loops around it, such as "layer 2, head 1"
+    order: int = 0  # of the code, the number of this value among those of its run
+    where: str = ""  # of the oracle, the turns of the loops around it, such as "layer 2, head 1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +59,6 @@ def seen_in(line: Line, group: Group) -> bool:
 
 class _Record:
     """Observes a run, if given to `traced`: passes the values of lines on to `_add`."""
-
-    def __init__(self) -> None:
-        self._order = 0
 
     def __call__(self, event: Event) -> None:
         if event.call.algorithm is None:
@@ -89,10 +86,6 @@ class _Record:
             return [event.value]
         return [np.arange(1, mapped(event.value)[0].shape[-1] + 1)] if line.label == "token" else []
 
-    def _next(self) -> int:
-        self._order += 1
-        return self._order
-
     def _add(self, key: Key, line: Line, value: Any, event: Event, group: Group) -> None:
         raise NotImplementedError
 
@@ -101,7 +94,6 @@ class OracleRecord(_Record):
     """The visits of the oracle's lines."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.visits: dict[Key, list[Visit]] = defaultdict(list)
         self.sequence: int | None = None
         self._columns: dict[tuple[Key, Call, Statement | None], int] = {}
@@ -126,18 +118,15 @@ class OracleRecord(_Record):
         self._visit(key, array, None if line.kind == "loop" else head, where)
 
     def _visit(self, key: Key, array: Any, head: int | None, where: str) -> None:
-        self.visits[key].append(Visit(array, self.sequence, head, self._next(), where))
+        self.visits[key].append(Visit(array, self.sequence, head, where=where))
 
 
 def _of_oracle(value: Any) -> Any:
-    """An array of the oracle's value: lists of columns stacked, the real part of complex steps."""
+    """An array of the oracle's value, with columns of a list stacked; or the arrays of its parameters by path."""
     if hasattr(value, "__dict__"):
         return oracle.flatten(value)
-    if isinstance(value, dict):
-        return value
-    if isinstance(value, list) and value and isinstance(value[0], np.ndarray):
-        value = np.stack(value, axis=-1)
-    return np.real(np.array(value))
+    is_columns = isinstance(value, list) and value and isinstance(value[0], np.ndarray)
+    return np.stack(value, axis=-1) if is_columns else np.array(value)
 
 
 def _where(call: Call) -> tuple[str, int | None]:
@@ -157,8 +146,7 @@ class CodeRecord(_Record):
     """The places and values of the code's lines."""
 
     def __init__(self, batched: bool) -> None:
-        super().__init__()
-        self.batched = batched
+        self.batched, self._order = batched, 0
         self.sites: dict[Key, dict[Statement, Site]] = defaultdict(dict)
 
     def _turns(self, line: Line, group: Group, event: Event) -> list[Any]:
@@ -180,7 +168,8 @@ class CodeRecord(_Record):
                 value = line.finish(value, event.names)
             for sequence, head, array in self._split(value, line.shape, key[0]):
                 if key[0] not in OF_COLUMNS or head is None:  # as in the oracle's record
-                    site.visits.append(Visit(array, sequence, head, self._next()))
+                    self._order += 1
+                    site.visits.append(Visit(array, sequence, head, self._order))
 
     def _split(self, value: Any, shape: str, algorithm: int) -> list[tuple[int | None, int | None, Any]]:
         """One value for each sequence of the batch and each head: `(sequence, head, value)`."""
