@@ -163,6 +163,7 @@ def losses_of(
     label_smoothing: float = 0.0,
 ) -> Float[Array, "*batch l"]:
     """``−log P[targets[t], t]``, with P the unembedding of X, for the counted t, times their weights; 0 for others."""
+    weights = None if weights is None else jnp.broadcast_to(weights, counted.shape)
     counted = counted if weights is None else counted & (weights != 0)
     line = theta.variant.unembedding
     X, targets = jnp.where(counted[None], X, 0), jnp.where(counted, as_ids(targets), 0)

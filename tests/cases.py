@@ -67,9 +67,9 @@ def key(seed: int) -> jax.Array:
     return jax.random.wrap_key_data(array([0, seed], np.uint32))
 
 
-def keys(seed: int, n: int) -> jax.Array:
-    """n typed keys, without a program."""
-    return jax.random.wrap_key_data(array(np.random.default_rng(seed).integers(2**32, size=(n, 2)), np.uint32))
+def keys(seed: int, *shape: int) -> jax.Array:
+    """Typed keys, without a program."""
+    return jax.random.wrap_key_data(array(np.random.default_rng(seed).integers(2**32, size=(*shape, 2)), np.uint32))
 
 
 def documents(numbers: Any) -> StructuralMask:
@@ -191,7 +191,7 @@ def assert_trees_close(actual: Any, expected: Any, tolerance: float = 1e-10) -> 
     actual_leaves, actual_treedef = jax.tree_util.tree_flatten_with_path(actual)
     expected_leaves, expected_treedef = jax.tree_util.tree_flatten_with_path(expected)
     assert actual_treedef == expected_treedef
-    largest = max(float(np.max(np.abs(np.asarray(b, np.float64)), initial=0.0)) for _, b in expected_leaves)
+    largest = max([0.0, *(float(np.max(np.abs(np.asarray(b, np.float64)), initial=0.0)) for _, b in expected_leaves)])
     for (path, a), (_, b) in zip(actual_leaves, expected_leaves, strict=True):
         assert_close(a, b, tolerance, jax.tree_util.keystr(path), largest)
 
@@ -205,6 +205,17 @@ def by(implementation: str, function: Callable[..., Any], *arguments: Any, **opt
 def attended(Q: Any, K: Any, V: Any, mask: Any, *, heads: bool = True, **options: Any) -> Any:
     """Lines 4 to the end of Algorithm 4; ``options`` are fields of `LazyScores`."""
     return V @ softmax(scores(K, Q, heads=heads, **options).where(mask) / math.sqrt(Q.shape[heads]))
+
+
+def pulled(f: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
+    """What a function returns, and the pullback of a random weighting of it by each of its arguments."""
+    out, pullback = jax.vjp(f, *arguments)
+    return out, *pullback(normal(*out.shape, seed=99).astype(out.dtype))
+
+
+def dot(a: Any, b: Any) -> jax.Array:
+    """The inner product of two pytrees."""
+    return sum(jnp.vdot(p, q) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
 def common_factor(actual: Any, expected: Any) -> float:

@@ -33,6 +33,7 @@ from tests.own_lines.differential import DIFFERENTIAL
 from tests.own_lines.experts import EXPERTS
 from tests.own_lines.latent import LATENT
 from tests.own_lines.sinks import SINKS, Sinks
+from tests.own_lines.slopes import SLOPES
 from training.crosscheck.models import YARN, family_parameters, small
 from training.oracle import family
 
@@ -148,6 +149,15 @@ NAMED["MAMBA"] = (algorithms.LLAMA.but(attention=(MAMBA, GATED)), 2, False)
 OF_LAYERS = (GATED_MLP, None, Experts(n=4, d_mlp=5), GATED_MLP.but(d_mlp=7, normalize_output=algorithms.LLAMA.norm))
 ORDERS = ("norm_first", "norm_last", "no_norm", "side_by_side")
 NAMED["LAYERS"] = (algorithms.LLAMA.but(attention=(GATED, Attention(window=3)), mlp=OF_LAYERS, order=ORDERS), 2, False)
+# Document 000: Y = X + LN(Z) + FFN(X + LN(Z)), without biases, with ReLU, also with scores that are not divided;
+# document 003, section 12.6: norms after the residual additions, projections without biases, an output bias.
+OF_000 = {"mlp": MLP(activation="relu", biases=False), "order": "no_norm", "final_norm": False}
+for scale in (None, 1.0):
+    line = Attention(biases=False, normalize_output=LayerNorm(epsilon=1e-3), scale=scale)
+    NAMED[f"000, scale {scale}"] = (PAPER.but(**OF_000, norm=LayerNorm(epsilon=1e-3), attention=line), 6, False)
+OF_003 = {"embedding": Embedding(positions="sinusoidal"), "order": "norm_last", "final_norm": False}
+OF_003 |= {"attention": Attention(biases=False), "mlp": MLP(activation="relu"), "unembedding": Unembedding(bias=True)}
+NAMED["003"] = (PAPER.but(**OF_003, norm=LayerNorm(epsilon=1e-6)), 6, False)
 
 
 def attends(variant: Variant) -> bool:
@@ -164,7 +174,9 @@ ENCODERS["LLADA"] = (small(algorithms.LLADA), 1, True)
 ENCODERS["MODERNBERT"] = (small(algorithms.MODERNBERT), 2, True)
 ENCODER_DECODERS = {f"encoder_decoder{i}": variant_of(row) for i, row in enumerate(covering_array(ACROSS))}
 SINK_LINES = tuple(Sinks(biases="qkv", cap=0.5, scale=0.7, positions=ALiBi(), window=w) for w in (None, 3))
-OWN = {name: (small(variant), 2, False) for name, variant in (("SINKS", SINKS), ("EXPERTS", EXPERTS))}
+OWN = {
+    name: (small(variant), 2, False) for name, variant in (("SINKS", SINKS), ("EXPERTS", EXPERTS), ("SLOPES", SLOPES))
+}
 OWN |= {name: (small(variant), 2, True) for name, variant in (("DIFFERENTIAL", DIFFERENTIAL), ("LATENT", LATENT))}
 OWN["SINKS_BY_DISTANCE"] = (PAPER.but(attention=SINK_LINES, norm=RMSNorm(epsilon=1e-3)), 3, True)
 OWN["SINKS_IN_A_WINDOW"] = (small(SINKS.but(attention=SINKS.attention.but(window=9))), 2, False)

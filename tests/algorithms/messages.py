@@ -22,7 +22,10 @@ import algorithms
 from algorithms import inside, lines
 from tests import cases, family_cases
 from tests.algorithms.test_attention import head_params, mh_params
+from tests.mixing_lines import Pooled
+from tests.own_lines.experts import Experts
 from tests.own_lines.latent import LATENT
+from tests.own_lines.retention import HYBRID, Retention
 from tests.own_lines.sinks import SINKS
 
 FILE = Path(__file__).with_name("messages.txt")
@@ -49,6 +52,10 @@ def names() -> dict[str, Any]:
     own |= {
         "FIRST": LLAMA.but(mlp=experts, first=(gated.but(d_mlp=9),)),
         "SHARED": PAPER.but(shared_layers=2),
+        "HYBRID": HYBRID,
+        "Retention": Retention,
+        "POOLED": PAPER.but(norm=Pooled()),
+        "WIDE": Wide(n=4),
         "by": lambda line: PAPER.but(embedding=lines.Embedding(positions=None), attention=line),
         "theta": lambda config, **fields: cases.random_theta(config)._replace(**fields),
         "attending": lambda theta, **fields: theta._replace(
@@ -76,6 +83,7 @@ def names() -> dict[str, Any]:
         # Like the tensors of other libraries: a dtype that neither NumPy nor JAX knows.
         "tensor": lambda dtype, *shape: SimpleNamespace(dtype=f"tensor.{dtype}", shape=shape, ndim=len(shape)),
         "wrong": wrong,
+        "lacking": lacking,
     }
     modules = {"jax": jax, "jnp": jnp, "np": np, "cases": cases, "dataclasses": dataclasses}
     return vars(algorithms) | vars(lines) | vars(inside) | modules | own
@@ -111,6 +119,19 @@ def right() -> dict[str, dict[str, Any]]:
         "d_inference": {"x": x, "theta": d, "l_gen": 1, **prompt},
         "ed_inference": {"z": x, "theta": ed, "z_length": 2, **prompt},
     }
+
+
+class Wide(Experts):
+    """A line with a size that configurations have."""
+
+    def sizes(self):
+        return {**super().sizes(), "d_mlp": 7}
+
+
+def lacking(method: str) -> Any:
+    """A model whose mixer lacks a method."""
+    line = type("Short", (Retention,), {method: getattr(lines.Mixer, method)})()
+    return cases.random_theta(names()["config"](variant=algorithms.PAPER.but(attention=line)))
 
 
 def spoiled(value: Any, how: str) -> Any:
@@ -155,7 +176,7 @@ def raised(call: str, scope: dict[str, Any]) -> str:
     """What a call raises: the exception's name and message; "nothing" if that is none."""
     try:
         eval(call, scope)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:
         return f"{type(error).__name__}: {' ⏎ '.join(str(error).splitlines())}"
     return "nothing"
 

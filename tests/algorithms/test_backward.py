@@ -27,14 +27,8 @@ def small_blocks():
 
 
 def value_and_gradients(f):
-    """A function of named inputs, compiled with its pullback of a fixed random weighting of the output: one program."""
-
-    @jax.jit
-    def compiled(inputs):
-        out, pullback = jax.vjp(lambda i: f(**i), inputs)
-        return out, pullback(cases.normal(*out.shape, seed=99).astype(out.dtype))[0]
-
-    return compiled
+    """A function of named inputs, and its pullback: one program."""
+    return jax.jit(lambda inputs: cases.pulled(lambda i: f(**i), inputs))
 
 
 def assert_same(actual, expected, tolerance=F64):
@@ -165,8 +159,7 @@ def attend(how, mask, **options):
 @functools.partial(jax.jit, static_argnums=0)
 def attention_and_gradients(how, mask, inputs):
     """With the mask as an argument, so that masks of one structure are one program."""
-    out, pullback = jax.vjp(lambda i: attend(how, mask)(**i), inputs)
-    return out, pullback(cases.normal(*out.shape, seed=99).astype(out.dtype))[0]
+    return cases.pulled(lambda i: attend(how, mask)(**i), inputs)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

@@ -1,22 +1,22 @@
 """A cache that is a value: tokens read a few at a time have the columns of `d_logits` of whole sequences."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import algorithms as alg
-from algorithms.lines import MLP, Attention
+from algorithms.lines import Latent
 from tests import cases, family_cases
-from tests.own_lines.retention import HYBRID, Retention
+from tests.own_lines.retention import HYBRID
 
 pytestmark = pytest.mark.sampled(2, tests=6)
 
 l = 11
 SIZES = {"N_V": 17, "l_max": 13, "L": 4, "H": 2, "d_e": 12, "d_mlp": 7}
-HYBRIDS = {"HYBRID": alg.DTransformerConfig(**SIZES, variant=HYBRID), "PAPER": alg.DTransformerConfig(**SIZES)}
+LATENT = alg.LLAMA.but(attention=Latent(d_c=6, d_r=4, d_q=5))
+HYBRIDS = {"HYBRID": HYBRID, "PAPER": alg.PAPER, "LATENT_LINES": LATENT}
+HYBRIDS = {name: alg.DTransformerConfig(**SIZES, d_attn=4, variant=variant) for name, variant in HYBRIDS.items()}
 x = np.random.default_rng(0).integers(0, 17, (2, l))
 
 
@@ -168,12 +168,6 @@ def test_a_tree_of_drafts_is_verified_in_one_pass(name):
             text = np.concatenate([before[b, : n[b]], tree[b, branch(leaf)]])
             expected = family_cases.oracle_logits(text, theta, config.variant)
             cases.assert_close(logits[:, b, branch(leaf)], expected[:, n[b] :], 1e-9)
-    if name == "PAPER":
-        hybrid, bloom = config_of("HYBRID"), config_of("BLOOM")
-        with pytest.raises(ValueError, match="mask: expected UNIDIRECTIONAL, since Retention reads tokens in their"):
-            alg.read_tokens(family_cases.theta_of(hybrid), alg.empty_cache(hybrid), tree[0], 0, mask=mask)
-        with pytest.raises(ValueError, match="positions: expected None, since the variant's scores depend on"):
-            alg.read_tokens(family_cases.theta_of(bloom), alg.empty_cache(bloom), tree[0], 0, positions=positions[0])
 
 
 @pytest.mark.sampled(1, tests=6)
@@ -189,51 +183,14 @@ def test_algorithm_8_continues_from_the_keys_and_values_of_its_context(name):
     for b, n in enumerate(z_length):
         expected = family_cases.oracle_logits(x[b], theta, variant, z=z[b, :n])
         cases.assert_close(logits[:, b], expected, 1e-9)
-    with pytest.raises(ValueError, match=r"got .*; make it by context_cache\(Z, theta, l_max=…\)"):
-        alg.read_tokens(theta, cache._replace(context=()), x, 0)
 
 
-class Mixing(MLP):
-    """One that sees other columns."""
-
-    def __call__(self, X, W, **options):
-        return super().__call__(X - X.mean(axis=-1, keepdims=True), W, **options)
-
-
-@pytest.mark.end_to_end
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("change", "error", "says"),
-    [
-        (
-            {"cache": lambda c: alg.empty_cache(c, 3)},
-            ValueError,
-            r"for theta and sequences \[2\], got .*empty_cache\(config",
-        ),
-        (
-            {"cache": lambda c: alg.empty_cache(c, 2, dtype="float32")},
-            ValueError,
-            "expected float64, as theta, or a wider",
-        ),
-        ({"n": -1}, ValueError, "n: expected a number of tokens >= 0, got -1"),
-        ({"n": 0.5}, TypeError, "n: expected"),
-        ({"x": x[:, :0]}, ValueError, "x: expected at least one token"),
-        ({"variant": HYBRID.but(mlp=Mixing())}, ValueError, "Mixing.__call__: expected a column"),
-        ({"cache": lambda c: alg.empty_cache(HYBRIDS["HYBRID"], 2)}, ValueError, "cache: expected arrays"),
-    ],
-)
-def test_what_does_not_fit_is_refused(change, error, says):
-    config = alg.DTransformerConfig(**SIZES, variant=change.get("variant", HYBRIDS["PAPER"].variant))
-    cache = change.get("cache", functools.partial(alg.empty_cache, batch=2))(config)
-    with pytest.raises(error, match=says):
-        alg.read_tokens(cases.random_theta(config), cache, change.get("x", x), change.get("n", 0))
-
-
-def test_lines_of_one_stack_that_keep_different_arrays_are_refused():
-    class Other(Retention):
-        def begin(self, W, B):
-            return jnp.zeros((3, B))
-
-    config = alg.DTransformerConfig(**SIZES, variant=HYBRID.but(attention=(Retention(), Other(), Attention())))
-    with pytest.raises(ValueError, match=r"keep arrays of equal shapes, .* got Retention and Other; use d_logits"):
-        alg.empty_cache(config)
+def test_a_scale_multiplies_the_scores_of_whole_sequences_and_of_cached_latents():
+    config = config_of("LATENT_LINES")
+    theta, scaled = family_cases.theta_of(config), config.variant.attention.but(scale=0.3)
+    W = theta.layers.attention
+    by_hand = W._replace(W_q=0.3 * 8**0.5 * W.W_q, W_qr=0.3 * 8**0.5 * W.W_qr)  # queries have 4 + 4 rows
+    expected = alg.d_logits(x, theta._replace(layers=theta.layers._replace(attention=by_hand)))
+    scaled = theta._replace(variant=config.variant.but(attention=scaled))
+    cases.assert_close(alg.d_logits(x, scaled), expected)
+    cases.assert_close(alg.read_tokens(scaled, alg.empty_cache(config, 2), x, 0)[0], expected)

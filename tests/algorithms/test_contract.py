@@ -20,46 +20,38 @@ from algorithms import REGISTRY, UNIDIRECTIONAL
 from algorithms.machinery.contract import check_value
 from algorithms.machinery.record import Range
 from tests import cases
-from tests.algorithms.test_attention import head_params, mh_params
+from tests.algorithms.functions import CASES, called
 
-ED = algorithms.EDTransformerConfig(L_enc=1, L_dec=1, **cases.TINY)
-E = algorithms.ETransformerConfig(L=1, **cases.TINY)
-D = algorithms.DTransformerConfig(L=1, **cases.TINY)
+SIZES = algorithms.DTransformerConfig(L=1, **cases.TINY)
+STATIC = ("N_epochs", "l_gen", "epsilon", "mask")
+
+
+def name_of(number):
+    return REGISTRY[number].function.__name__
 
 
 def arguments(number, seed=0, dtype="float64"):
-    """Positional and keyword arguments of an algorithm: other values for another seed, the shapes the same."""
+    """The arguments of an algorithm, by name: other values for another seed, the shapes the same."""
+    rng = np.random.default_rng(seed)
 
-    def normal(*shape):
-        return cases.normal(*shape, seed=seed, dtype=dtype)
+    def changed(value):
+        if hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return jax.random.fold_in(value, seed)
+        value = np.asarray(value)
+        if value.dtype.kind == "f":
+            return cases.array(value * (1 + 0.3 * seed * rng.standard_normal(value.shape)), dtype)
+        return cases.array(rng.permuted(value) if seed and value.ndim else value)
 
-    def tokens(*shape):
-        return cases.random_tokens(*shape, seed=seed, n=cases.TINY["N_V"])
+    floats, others = CASES[name_of(number)]
+    static = {n: others[n] for n in STATIC if n in others}
+    return jax.tree.map(changed, {**floats, **{n: a for n, a in others.items() if n not in static}}) | static
 
-    def theta(config):
-        return cases.random_theta(config, seed, dtype)
 
-    rate, key = 0.1 + seed / 10, jax.random.key(seed)
-    return {
-        1: lambda: ((tokens(), normal(5, 7)), {}),
-        2: lambda: ((tokens(), normal(5, 7)), {}),
-        3: lambda: ((normal(7), normal(7, 3), head_params(d_z=7, seed=seed, dtype=dtype)), {}),
-        4: lambda: ((normal(7, 3), normal(7, 3), head_params(d_z=7, seed=seed, dtype=dtype), UNIDIRECTIONAL), {}),
-        5: lambda: ((normal(7, 3), normal(7, 3), mh_params(d_z=7, seed=seed, dtype=dtype), UNIDIRECTIONAL), {}),
-        6: lambda: ((normal(7), normal(7) + 1, normal(7)), {}),
-        7: lambda: ((normal(5), normal(7, 5)), {}),
-        8: lambda: ((tokens(4), tokens(3), theta(ED)), {"z_length": 2 + seed}),
-        9: lambda: ((tokens(4), theta(E)), {"length": 2 + seed}),
-        10: lambda: ((tokens(4), theta(D)), {}),
-        11: lambda: (
-            (tokens(2, 4), tokens(2, 3), theta(ED)),
-            {"N_epochs": 1, "eta": rate, "length": np.array([3, 1 + seed])},
-        ),
-        12: lambda: ((tokens(2, 3), theta(E)), {"N_epochs": 1, "eta": rate, "p_mask": rate, "key": key}),
-        13: lambda: ((tokens(2, 3), theta(D)), {"N_epochs": 1, "eta": rate}),
-        14: lambda: ((tokens(2), theta(D)), {"l_gen": 3, "tau": rate, "key": key}),
-        15: lambda: ((tokens(4), theta(ED)), {"tau": rate, "key": key, "z_length": 2 + seed}),
-    }[number]()
+def traced(trace, number, dtype="float64", **options):
+    """What a transformation makes of an algorithm, whose arrays are all traced."""
+    given = arguments(number, dtype=dtype)
+    options |= {n: given.pop(n) for n in STATIC if n in given}
+    return trace(lambda given: REGISTRY[number].function(**given, **options), given)
 
 
 every_algorithm = pytest.mark.parametrize("number", range(1, 16))
@@ -85,7 +77,7 @@ def test_help_shows_a_readable_signature_and_options_are_keyword_only(number):
     assert len(signature) < 600
     assert not any(word in signature for word in ("jaxtyping", "algorithms.", "typing.", "Annotated", "object at"))
     for name, parameter in inspect.signature(f).parameters.items():
-        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY or name not in arguments(number)[1], name
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY or parameter.default is parameter.empty, name
 
 
 def test_the_signature_of_algorithm_10_is_readable():
@@ -103,11 +95,7 @@ def test_a_record_of_options_is_part_of_the_signature():
     assert [str(p) for p in like.values()] == [str(p) for p in of.values()]
     assert [*like][:7] == ["x", "theta", "implementation", "dropout", "key", "remat", "unroll"]
     assert (like["implementation"].default, like["remat"].default, like["key"].default) == ("auto", False, None)
-    (x, theta), _ = arguments(10)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'remats'"):
-        algorithms.d_logits(x, theta, remats=True)
-    with pytest.raises(ValueError, match="remat: expected one of False, True"):
-        algorithms.d_logits(x, theta, remat=3)
+    x, theta = (arguments(10)[name] for name in ("x", "theta"))
     given = algorithms.d_logits(x, theta, implementation="paper", length=2, remat=True)
     np.testing.assert_allclose(given, algorithms.d_logits(x, theta, length=2), atol=1e-12)
 
@@ -134,11 +122,12 @@ def test_a_variant_is_shown_by_its_name_and_what_differs(shown):
 def test_it_is_compiled_once_pure_and_the_same_again(number):
     f, results = REGISTRY[number].function, []
     for seed in (0, 1, 0):
-        args, kwargs = arguments(number, seed)
-        before = jax.tree.map(np.array, args)
-        compiled = cases.compilations(lambda args=args, kwargs=kwargs: results.append(f(*args, **kwargs)))
+        given = arguments(number, seed)
+        floats = {n: given[n] for n in CASES[name_of(number)].floats}
+        before = jax.tree.map(np.array, floats)
+        compiled = cases.compilations(lambda given=given: results.append(f(**given)))
         assert not compiled or len(results) == 1
-        chex.assert_trees_all_equal(args, before)
+        chex.assert_trees_all_equal(floats, before)
     chex.assert_trees_all_equal(results[0], results[2])
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, results[:2]), strict=True))
 
@@ -148,21 +137,17 @@ def test_it_is_compiled_once_pure_and_the_same_again(number):
 def test_eager_is_compiled(number):
     f = REGISTRY[number].function
     # Without a trace the types of the signature, JAX's arrays, meet what was passed.
-    args, kwargs = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, np.ndarray) else a, arguments(number))
+    given = arguments(number)
     with jax.disable_jit():
-        eager = f(*args, **kwargs)
-    cases.assert_trees_close(eager, f(*args, **kwargs), 1e-12)
+        eager = f(**given)
+    cases.assert_trees_close(eager, f(**given), 1e-12)
 
 
 @every_algorithm
 def test_the_dtype_of_the_parameters_is_that_of_the_result(number):
     """Inside a larger program, where all arrays are traced, lengths, η and τ among them; promoted by us alone."""
-    args, kwargs = arguments(number, dtype="bfloat16")
-    static = {k: v for k, v in kwargs.items() if k in ("N_epochs", "l_gen")}
-    traced = {k: v for k, v in kwargs.items() if k not in static}
-    f = REGISTRY[number].function
     with jax.numpy_dtype_promotion("strict"):
-        result = jax.eval_shape(lambda args, traced: f(*args, **traced, **static), args, traced)
+        result = traced(jax.eval_shape, number, "bfloat16")
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(result)}
     probabilities = jnp.dtype("float32")  # so that few of them are equal
     expected = jnp.dtype("int32") if number > 13 else probabilities if 7 <= number <= 10 else jnp.dtype("bfloat16")
@@ -172,18 +157,30 @@ def test_the_dtype_of_the_parameters_is_that_of_the_result(number):
 @pytest.mark.usefixtures("x32")
 @every_algorithm
 def test_in_32_bit_mode_nothing_is_64_bit(number):
-    args, kwargs = arguments(number, dtype="float32")
-    program, result = jax.make_jaxpr(lambda *args: REGISTRY[number].function(*args, **kwargs), return_shape=True)(*args)
+    program, result = traced(lambda f, given: jax.make_jaxpr(f, return_shape=True)(given), number, "float32")
     assert "64[" not in str(program)
     assert {leaf.dtype for leaf in jax.tree.leaves(result)} == {jnp.dtype("int32" if number > 13 else "float32")}
+
+
+WITH_INTEGERS = [name for name, case in CASES.items() if {"x", "z", "targets"} & case.others.keys()]
+
+
+@pytest.mark.end_to_end
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16"])
+@pytest.mark.parametrize("name", WITH_INTEGERS)
+def test_integers_of_few_bits_are_what_they_say(name, dtype):
+    """ℓ − 1 of ℓ = 0 would wrap to 255."""
+    integers = {n: a for n, a in CASES[name].others.items() if getattr(a, "dtype", None) in (np.int32, np.int64)}
+    narrow = called(name, **{n: np.asarray(a, dtype) for n, a in integers.items()})
+    cases.assert_trees_close(narrow, called(name), 1e-13)
 
 
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("number", [12, 14])
 def test_no_key_is_used_twice(number):
-    args, kwargs = arguments(number)
     with jax.debug_key_reuse(True):
-        jax.block_until_ready(REGISTRY[number].function(*args, **kwargs))
+        jax.block_until_ready(REGISTRY[number].function(**arguments(number)))
 
 
 @every_algorithm
@@ -195,7 +192,7 @@ def test_there_is_one_function_of_a_name_and_it_can_be_pickled(number):
 
 
 @pytest.mark.parametrize(
-    "value", [algorithms.GPT2, D, algorithms.banded(3), UNIDIRECTIONAL & algorithms.padding(3)], ids=str
+    "value", [algorithms.GPT2, SIZES, algorithms.banded(3), UNIDIRECTIONAL & algorithms.padding(3)], ids=str
 )
 def test_what_is_static_can_be_pickled(value):
     assert pickle.loads(pickle.dumps(value)) == value == copy.deepcopy(value)
@@ -211,8 +208,7 @@ def names_of_programs(program):
 
 
 def test_algorithms_that_call_each_other_are_one_program():
-    args, kwargs = arguments(8)
-    program = jax.make_jaxpr(lambda *args: algorithms.ed_transformer(*args, **kwargs))(*args).jaxpr
+    program = traced(lambda f, given: jax.make_jaxpr(f)(given), 8).jaxpr
     ours = {entry.function.__name__ for entry in REGISTRY.values()} | {"ed_hidden_state", "ed_encoding", "ed_decoding"}
     assert [name for name in names_of_programs(program) if name in ours] == ["ed_transformer"]
 
@@ -262,6 +258,5 @@ PROMOTED = [*((n, "bfloat16", "paper") for n in (11, 12, 13)), (13, "float32", "
 )
 def test_dtypes_are_promoted_by_us_alone(number, dtype, implementation):
     """With JAX's strict rules, under which it promotes nothing; gradients are inside of Algorithms 11 to 13."""
-    args, kwargs = arguments(number, dtype=dtype)
     with jax.numpy_dtype_promotion("strict"):
-        jax.eval_shape(lambda *args: REGISTRY[number].function(*args, **kwargs, implementation=implementation), *args)
+        traced(jax.eval_shape, number, dtype, implementation=implementation)

@@ -3,7 +3,7 @@
 For each implementation that runs on this machine, of ``F = Σ sin(f) ⊙ G`` with a fixed random G, along a random
 direction in all arguments at once and in each by itself: the gradient is the central difference of F, the product with
 the Hessian that of the gradient, in reverse over reverse and, where the lines are printed, in forward over reverse; and
-``vmap`` of the gradient is the gradient of each example.
+loops and ``vmap`` of the gradient, and gradients of checkpoints, are the gradient of each example.
 """
 
 import functools
@@ -17,39 +17,12 @@ from jax.experimental import checkify
 
 import algorithms as alg
 from algorithms.layers import lines_of
-from algorithms.lines import MTP
+from algorithms.machinery.options import hand_derived
 from tests import cases
-from tests.algorithms.test_attention import head_params, mh_params
+from tests.algorithms import functions
+from tests.algorithms.functions import ED, EVERY, D, E, called, x, z
 
 pytestmark = pytest.mark.sampled(2)
-
-EVERY = (*cases.IMPLEMENTATIONS, "auto")
-L = 5
-D = cases.random_theta(alg.DTransformerConfig(L=1, **cases.TINY))
-E = cases.random_theta(alg.ETransformerConfig(L=1, d_f=2, **cases.TINY))
-WITH_HEAD = cases.random_theta(alg.DTransformerConfig(L=1, **cases.TINY, variant=alg.PAPER.but(mtp=MTP())))
-ED = cases.random_theta(alg.EDTransformerConfig(L_enc=1, L_dec=1, **cases.TINY))
-x, z = (np.asarray(cases.random_tokens(l, n=7, seed=seed)) for seed, l in enumerate((L, 4)))
-X, Z, V = (np.asarray(cases.normal(3, l, seed=seed)) for seed, l in enumerate((L, 4, 4)))
-W_u, b_u, W_e = (np.asarray(cases.normal(*of, seed=4 + i)) for i, of in enumerate(((7, 3), (7,), (3, 7))))
-weights = np.array([1.0, 0.5, 0.0, -2.0, 0.0])
-NOT_0 = weights + 0.25  # where one is 0, a token has no loss, and its weight no gradient
-HOLES = jax.device_put((np.random.default_rng(0).random((4, L)) < 0.5) & (np.arange(L) != 3))
-MASKS = {
-    "unidirectional": alg.UNIDIRECTIONAL,
-    "a band with padding": alg.banded(2) & alg.padding(3),
-    "near, with padding": alg.near(2) & alg.padding(3),
-    "documents": cases.documents([0, 0, 1, 1, 2]),
-    "a prefix, near": alg.prefix(3) & alg.near(3),
-    "blocks": alg.blocks(cases.array([0, 0, 1, 1, 2])),
-    "holes": HOLES,
-    "nothing": alg.padding(0),
-}
-KEY = cases.key(0)
-
-
-def both(x):
-    return np.stack([x, x[::-1]])
 
 
 def embedding(algorithm, how, theta):
@@ -57,127 +30,24 @@ def embedding(algorithm, how, theta):
     return cases.by(how, lambda x: lines_of(algorithm, x, theta).embedding(x, theta), jnp.asarray(x))
 
 
-def of_function(name, *first, **fixed):
-    """A public function, of an implementation, if it takes one, and of named floats or pytrees of floats."""
-    function = getattr(alg, name)
-
-    def f(how, **arguments):
-        options = fixed | ({"implementation": how} if takes_implementation(name) else {})
-        return function(*first, **arguments, **options)
-
-    return f
-
-
-def takes_implementation(name):
-    return "implementation" in inspect.signature(getattr(alg, name)).parameters
-
-
-HEAD, HEADS = head_params(d_x=3, d_z=3), mh_params(d_x=3, d_z=3)
-SEGMENTS = {"segments": cases.array([0, 0, 1, 1, 1])}
-CACHE = jax.eval_shape(lambda: alg.empty_cache(alg.DTransformerConfig(L=1, **cases.TINY)))
-CACHE = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), CACHE)
-LOGITS, TRAINED = {"e": X, "W_u": W_u, "b_u": b_u}, {"eta": cases.array(0.1)}
-LOSS = {"X": X, "W_u": W_u, "b_u": b_u}
-# name, and what it is a case of → the floats, the arguments before them, and the others
-OF_FUNCTIONS = {
-    "token_embedding": ({"W_e": W_e}, (x,), {}),
-    "positional_embedding": ({"W_p": W_e}, (x,), {}),
-    "single_query_attention": ({"e": X[:, 0], "E": Z, "W_qkv": HEAD}, (), {}),
-    "attention": ({"X": X, "Z": Z, "W_qkv": HEAD}, (), {"mask": alg.UNIDIRECTIONAL}),
-    "mh_attention": ({"X": X, "Z": Z, "W": HEADS}, (), {"mask": alg.padding(3)}),
-    "layer_norm": ({"e": X, "gamma": X[:, 1], "beta": X[:, 2]}, (), {"epsilon": 0.1}),
-    "rms_norm": ({"e": X, "gamma": X[:, 1]}, (), {}),
-    "unembedding": (LOGITS, (), {}),
-    "unembedding, capped": (LOGITS, (), {"cap": 1.5}),
-    "log_loss": ({**LOSS, "weights": weights}, (), {"targets": x}),
-    "log_loss, smoothed, with padding": (
-        {**LOSS, "weights": weights},
-        (),
-        {"targets": x % 5, "label_smoothing": 0.1, "N_V": 5, "cap": 1.5},
-    ),
-    "token_losses": (LOSS, (), {"targets": x, "label_smoothing": 0.1}),
-    "gelu": ({"x": 3 * X}, (), {}),
-    "gelu_tanh": ({"x": 3 * X}, (), {}),
-    "relu": ({"x": X}, (), {}),
-    "d_token_losses": ({"theta": D, "weights": NOT_0}, (x,), {}),
-    "e_token_losses": ({"theta": E}, (x,), {"x_tilde": np.where(np.arange(L) == 1, 4, x)}),
-    "ed_token_losses": ({"theta": ED}, (x[:3], x), {}),
-    "mtp_token_losses": ({"X": X, "theta": WITH_HEAD, "weights": NOT_0}, (), {"x": x}),
-    "mtp_hidden_state": ({"X": X, "theta": WITH_HEAD}, (), {"y": x}),
-    "d_token_losses, of columns": (
-        {"x": X, "theta": D, "weights": NOT_0},
-        (),
-        {"targets": x, "mask": alg.BIDIRECTIONAL},
-    ),
-    "d_logits": ({"theta": D}, (x,), SEGMENTS),
-    "d_logits, of columns": ({"x": X, "theta": D}, (), {}),
-    "e_logits": ({"theta": E}, (x,), {"length": 3}),
-    "e_logits, of columns": ({"x": X, "theta": E}, (), {}),
-    "ed_logits": ({"theta": ED}, (z, x), {"z_length": 3}),
-    "ed_logits, of columns": ({"x": X, "theta": ED}, (z,), {}),
-    "read_tokens": ({"theta": D}, (), {"cache": CACHE, "x": x[:3], "n": 0}),
-    "read_tokens, of columns": ({"x": X[:, :3], "theta": D}, (), {"cache": CACHE, "n": 1}),
-    "d_hidden_state": ({"theta": D}, (x,), {}),
-    "d_hidden_state, packed": ({"theta": D}, (x,), SEGMENTS),
-    "d_hidden_state, again in the backward pass": ({"theta": D}, (x,), {"remat": True}),
-    "d_transformer": ({"theta": D}, (x,), {}),
-    "e_encoding": ({"theta": E}, (x,), {"length": 3}),
-    "e_hidden_state": ({"theta": E}, (x,), {"length": 3}),
-    "e_transformer": ({"theta": E}, (x,), {}),
-    "ed_encoding": ({"theta": ED}, (z,), {"z_length": 2}),
-    "ed_decoding": ({"Z": Z, "theta": ED}, (), {"x": x, "z_length": 3}),
-    "ed_hidden_state": ({"theta": ED}, (z, x), {"z_length": 3}),
-    "ed_transformer": ({"theta": ED}, (z, x), {}),
-    "d_hidden_state, of columns": ({"x": X, "theta": D}, (), {}),
-    "d_transformer, of columns": ({"x": X, "theta": D}, (), {}),
-    "e_encoding, of columns": ({"x": X, "theta": E}, (), {"length": 4}),
-    "e_hidden_state, of columns": ({"x": X, "theta": E}, (), {"length": 4}),
-    "e_transformer, of columns": ({"x": X, "theta": E}, (), {"length": 4}),
-    "ed_encoding, of columns": ({"z": Z, "theta": ED}, (), {"z_length": 3}),
-    "ed_decoding, of columns": ({"Z": Z, "x": X, "theta": ED}, (), {"z_length": 3}),
-    "ed_hidden_state, of columns": ({"x": X, "theta": ED}, (z,), {"z_length": 3}),
-    "ed_transformer, of columns": ({"x": X, "theta": ED}, (z,), {"z_length": 3}),
-    "d_training": (
-        {"theta": D, **TRAINED},
-        (both(x),),
-        {"N_epochs": 1, "length": np.array([5, 3], np.uint8)},
-    ),
-    "e_training": (
-        {"theta": E, **TRAINED},
-        (both(x),),
-        {"N_epochs": 1, "p_mask": 0.5, "key": KEY, "length": np.array([5, 3])},
-    ),
-    "ed_training": (
-        {"theta": ED, **TRAINED},
-        (both(z), both(x)),
-        {"N_epochs": 1, "z_length": np.array([2, 4])},
-    ),
-}
-for name, mask in MASKS.items():
-    K, values = (Z, V) if name != "documents" else (X[::-1], 2 * X)
-    for rate in (0.0, 0.3):
-        options = {"mask": mask, "dropout": rate, "key": KEY if rate else None}
-        case = {"Q": X, "K": K, "V": values}, (), options
-        OF_FUNCTIONS[f"scaled_dot_product_attention, {name}, dropout {rate}"] = case
 # name → (a function of the implementation and of named floats or pytrees of floats, these, the implementations)
 CASES = {
     f"lines 1-3 of {algorithm}": (functools.partial(embedding, algorithm), {"theta": theta}, EVERY)
     for algorithm, theta in (("Algorithm 10", D), ("Algorithm 9", E))
 }
-for name, (floats, first, fixed) in OF_FUNCTIONS.items():
-    function = name.split(",")[0]
-    hows = EVERY if takes_implementation(function) else ("paper",)
-    CASES[name] = (of_function(function, *first, **fixed), floats, hows)
+for name, case in functions.CASES.items():
+    if not functions.returns(name, "Integer"):
+        CASES[name] = functools.partial(called, name), case.floats, functions.implementations_of(name)
 RUNS = [(name, how) for name, (_, _, hows) in CASES.items() for how in hows]
 QUICK = (
     *(
         (name, "paper")
         for name in ("token_embedding", "single_query_attention", "mh_attention", "layer_norm", "rms_norm")
     ),
-    ("scaled_dot_product_attention, holes, dropout 0.3", "auto"),
-    ("scaled_dot_product_attention, a band with padding, dropout 0.0", "blockwise"),
-    ("scaled_dot_product_attention, holes, dropout 0.3", "strips"),
-    ("scaled_dot_product_attention, nothing, dropout 0.0", "paper"),
+    ("scaled_dot_product_attention, holes, dropped", "auto"),
+    ("scaled_dot_product_attention, a band with padding", "blockwise"),
+    ("scaled_dot_product_attention, holes, dropped", "strips"),
+    ("scaled_dot_product_attention, nothing", "paper"),
     ("log_loss", "paper"),
     ("log_loss", "auto"),
     ("log_loss, smoothed, with padding", "auto"),
@@ -200,10 +70,6 @@ def normal_like(tree, seed):
     return jax.tree.map(lambda a: jnp.asarray(rng.standard_normal(a.shape)), tree)
 
 
-def dot(a, b):
-    return sum(jnp.vdot(p, q) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-
-
 def plus(a, step, b):
     return jax.tree.map(lambda p, q: np.asarray(p) + step * np.asarray(q), a, b)
 
@@ -214,7 +80,7 @@ def scalar_of(name, implementation):
 
     def scalar(arguments):
         out = f(implementation, **arguments)
-        return dot(jax.tree.map(jnp.sin, out), normal_like(out, 99))
+        return cases.dot(jax.tree.map(jnp.sin, out), normal_like(out, 99))
 
     return scalar
 
@@ -255,7 +121,7 @@ def test_derivatives(name, implementation):
 
     @jax.jit
     def hessian_products(arguments, v):
-        products = {"reverse over reverse": jax.grad(lambda a: dot(jax.grad(F)(a), v))(arguments)}
+        products = {"reverse over reverse": jax.grad(lambda a: cases.dot(jax.grad(F)(a), v))(arguments)}
         if implementation == "paper":
             products["forward over reverse"] = jax.jvp(jax.grad(F), (arguments,), (v,))[1]
             products["reverse over forward"] = jax.grad(lambda a: jax.jvp(F, (a,), (v,))[1])(arguments)
@@ -264,17 +130,28 @@ def test_derivatives(name, implementation):
     for n in arguments:
         along = {m: v[m] if m == n else jax.tree.map(jnp.zeros_like, v[m]) for m in arguments}
         slope = difference(lambda a: gradient(a)[0], arguments, along)
-        assert_near(dot(gradient(arguments)[1], along), slope, f"the gradient by {n}")
+        assert_near(cases.dot(gradient(arguments)[1], along), slope, f"the gradient by {n}")
     expected = difference(lambda a: gradient(a)[1], arguments, v)
     for way, product in hessian_products(arguments, v).items():
         assert_near(product, expected, f"{way}, by ")
 
     several = [arguments, plus(arguments, 0.1, v)]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *several)
-    mapped = jax.jit(jax.vmap(jax.grad(F)))(stacked)
-    for b, example in enumerate(several):
-        own = jax.tree.map(lambda leaf, b=b: np.asarray(leaf)[b], mapped)
-        assert_near(own, gradient(example)[1], f"example {b}, by ", 1e-11)
+    again = jax.checkpoint(F)
+
+    @jax.jit
+    def of_all(stacked):
+        return {
+            "vmap": jax.vmap(jax.grad(F))(stacked),
+            "lax.map": jax.lax.map(jax.grad(F), stacked),
+            "vmap of a checkpoint": jax.grad(lambda stacked: jax.vmap(again)(stacked).sum())(stacked),
+            "lax.map of a checkpoint": jax.grad(lambda stacked: jax.lax.map(again, stacked).sum())(stacked),
+        }
+
+    for way, gradients in of_all(stacked).items():
+        for b, example in enumerate(several):
+            own = jax.tree.map(lambda leaf, b=b: np.asarray(leaf)[b], gradients)
+            assert_near(own, gradient(example)[1], f"{way}, example {b}, by ", 1e-11)
 
 
 def test_every_public_function_that_returns_floats_is_here():
@@ -292,15 +169,12 @@ def test_every_float_argument_is_varied():
     """Of the signatures' arrays of floats, and of the parameters in pytrees; what may be tokens or columns of
     embeddings in a case of its own.
     """
-    for name, (_, arguments, _) in CASES.items():
+    for name, (arguments, _) in functions.CASES.items():
         function = name.split(",")[0]
-        if function.startswith("lines"):
-            continue
-        signature = inspect.signature(getattr(alg, function))
-        annotations = {n: str(p.annotation) for n, p in signature.parameters.items()}
+        annotations = {n: str(p.annotation) for n, p in functions.signature_of(name).parameters.items()}
         floats = {n for n, annotation in annotations.items() if "Float[Array" in annotation or "Params" in annotation}
         tokens = {n for n in floats if "Integer[Array" in annotations[n]}
-        assert not tokens or f"{function}, of columns" in CASES, name
+        assert not tokens or f"{function}, of columns" in CASES or functions.returns(name, "Integer"), name
         floats = floats if name.endswith("of columns") else floats - tokens
         optional = {"b_u"} if "unembedding" not in name and "loss" not in name else set()
         assert floats - optional - {"p_mask", "tau"} <= arguments.keys(), name
@@ -331,3 +205,24 @@ def test_no_nan_on_the_way_to_a_token(tau):
     error.throw()
     with jax.debug_nans(True):
         jax.block_until_ready(generate(tau))
+
+
+def on_the_way(theta):
+    """A loss that a compiled function and a loop are in."""
+
+    def turn(total, _):
+        return total + alg.d_token_losses(x, theta).sum(), None
+
+    return jax.jit(lambda: jax.lax.scan(turn, 0.0, length=2)[0])()
+
+
+def test_forward_mode_of_rules_derived_by_hand_is_refused():
+    for push in (jax.jvp, lambda f, at, v: jax.linearize(f, *at)[1](*v)):
+        with pytest.raises(TypeError, match=r"forward-mode .* to a custom_vjp function"):
+            push(on_the_way, (D,), (D,))
+
+
+def test_a_value_that_is_not_differentiated_may_move():
+    """Forward over reverse, where reverse mode is by some arguments of a rule only, and forward mode by the others."""
+    product = hand_derived(lambda a, b: (a * b, (a, b)), lambda kept, g: (g * kept[1], g * kept[0]))
+    assert jax.jvp(lambda b: jax.grad(product)(2.0, b), (3.0,), (1.0,)) == (3.0, 1.0)

@@ -15,9 +15,6 @@ from algorithms.lines import ALiBi, Attention, Distances, Embedding, LayerNorm, 
 from algorithms.model.distances import DistanceTable
 from algorithms.ops.attention.tiles import scores_by_distance, scores_by_distance_backward
 from tests import cases, family_cases
-from tests.algorithms.test_sharding import EIGHT, assert_mesh_changes_nothing
-from training.oracle import family
-from training.oracle.parameters import unstack
 from training.oracle.positions import t5_bucket
 
 pytestmark = pytest.mark.sampled(1)
@@ -57,42 +54,6 @@ def test_the_shift_by_a_reshape_is_the_printed_index(l_z, l_x):
 def test_buckets_are_the_oracles(both_ways):
     expected = [t5_bucket(t, both_ways, 32, 128) for t in range(-200, 201)]
     np.testing.assert_array_equal(Distances().bucket(np.arange(-200, 201), both_ways), expected)
-
-
-@pytest.mark.end_to_end
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("kind", "window"), [*((kind, None) for kind in KINDS), ("alibi", 6)])
-@pytest.mark.parametrize("implementation", ["dense", "blockwise", "strips"])
-def test_packed_documents_are_the_documents_alone_and_padding_reaches_nothing(kind, window, implementation):
-    theta = theta_of(kind)._replace(variant=variant_of(kind, window=window))
-    options = {"implementation": implementation}
-    packed = alg.d_hidden_state(X[0], theta, segments=np.array([0] * 6 + [1] + [2] * 6), **options)
-    for part in (slice(6), slice(7, 13)):
-        np.testing.assert_allclose(packed[:, part], alg.d_hidden_state(X[0, part], theta, **options), atol=1e-10)
-    padded = alg.d_hidden_state(X, theta, length=np.array([13, 6]), **options)
-    np.testing.assert_allclose(padded[:, 1, :6], alg.d_hidden_state(X[1, :6], theta, **options), atol=1e-12)
-
-
-@pytest.mark.parametrize("implementation", ["paper", "dense", "blockwise", "strips"])
-def test_an_encoder_has_buckets_for_both_directions(implementation):
-    theta = theta_of("distances", alg.ETransformerConfig, H_kv=6)
-    variant = variant_of("distances")
-    P = alg.e_transformer(X, theta, implementation=implementation)
-    for b, x in enumerate(family_cases.X):
-        expected = family.e_transformer(list(map(int, x)), unstack(theta), variant)
-        np.testing.assert_allclose(P[:, b], expected, atol=1e-10)
-
-
-@pytest.mark.thorough
-@every_kind
-def test_a_mesh_changes_nothing(kind):
-    theta, x = theta_of(kind, H=4), cases.random_tokens(4, 12, n=19)
-
-    def loss(theta):
-        hidden = alg.d_hidden_state(x, theta, implementation="blockwise")
-        return jnp.sin(hidden).sum()
-
-    assert_mesh_changes_nothing(loss, theta, sizes=EIGHT)
 
 
 @pytest.mark.end_to_end

@@ -12,7 +12,6 @@ from algorithms import PAPER, DTransformerConfig, d_token_losses, for_platform
 from algorithms.lines import Experts
 from algorithms.machinery.options import using
 from algorithms.ops.grouped import Blocks, collect, grouped_product, spread
-from tests.algorithms.test_sharding import mesh_of
 from tests.cases import assert_trees_close, normal, random_like, random_theta
 from training.oracle.lines import weights_of_experts
 
@@ -59,38 +58,6 @@ def test_the_chosen_experts_give_what_all_do(name, shape):
     assert_trees_close(computed(line, "auto")(X, W), computed(line, "paper")(X, W))
 
 
-@pytest.mark.thorough
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("case", ["dropout", "vmap", "vmap of W", "remat", "second order"])
-def test_transformations(case):
-    line, X = LINES["GPT_OSS"], normal(D_E, 2, 13)
-    W = parameters(line)
-
-    def found(how):
-        options = {"dropout": 0.3, "key": jax.random.split(jax.random.key(0), 2)} if case == "dropout" else {}
-        f = computed(line, how, **options)
-        if case == "vmap":
-            return jax.vmap(f, (0, None))(jnp.stack([X, 2 * X]), W)
-        if case == "vmap of W":
-            return jax.vmap(f, (None, 0))(X, jax.tree.map(lambda a: jnp.stack([a, 1.1 * a]), W))
-        if case == "second order":
-            return jax.grad(lambda X: sum((g * g).sum() for g in jax.tree.leaves(f(X, W)[1])))(X)
-        return (jax.checkpoint(f) if case == "remat" else f)(X, W)
-
-    assert_trees_close(found("auto"), found("paper"))
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_narrow_types(dtype):
-    line = LINES["GPT_OSS"]
-    X, W = jax.tree.map(lambda a: np.asarray(a).astype(dtype), (normal(D_E, 2, 13), parameters(line)))
-    (_, Y), gradients = computed(line, "auto")(X, W)
-    (_, expected), _ = computed(line, "paper")(*jax.tree.map(lambda a: a.astype(np.float32), (X, W)))
-    assert all(g.dtype == dtype and np.isfinite(np.asarray(g, float)).all() for g in jax.tree.leaves(gradients))
-    np.testing.assert_allclose(np.asarray(Y, float), expected, atol=0.05 * np.abs(expected).max())
-
-
 @pytest.mark.parametrize("name", ["MIXTRAL", "OLMOE", "DEEPSEEK", "V2"])
 def test_weights_are_the_oracles(name):
     line, router = LINES[name], np.random.default_rng(1).normal(size=(LINES[name].n, 29))
@@ -111,17 +78,6 @@ def test_weights_are_the_oracles(name):
 
 def test_of_equal_scores_the_first_experts_are_chosen():
     assert LINES["MIXTRAL"].chosen(jnp.zeros((5, 3))).tolist() == [[0, 0, 0], [1, 1, 1]]
-
-
-@pytest.mark.end_to_end
-@pytest.mark.parametrize("sizes", [{"data": 2, "model": 3}, pytest.param({"context": 2}, marks=pytest.mark.thorough)])
-def test_a_mesh_changes_nothing(sizes):
-    line = LINES["DEEPSEEK"]
-    W, X = parameters(line), normal(D_E, 2, 12)
-    expected = computed(line, "auto")(X, W)
-    with jax.set_mesh(mesh_of(**sizes)):
-        actual = jax.device_get(computed(line, "auto")(X, W))
-    assert_trees_close(actual, jax.device_get(expected))
 
 
 def test_a_column_reads_only_the_experts_that_it_chooses():

@@ -1,5 +1,7 @@
 """On meshes as `jax.make_mesh` makes them, with Explicit axes, functions compute the same, divided as their input."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,33 +12,15 @@ from jax.sharding import PartitionSpec as P
 import algorithms as alg
 from algorithms.inside import record
 from tests import cases
+from tests.algorithms import functions
 
 pytestmark = pytest.mark.sampled(2, tests=4)
 
-B, L_X, N_V = 8, 4, 12
-TINY = cases.TINY | {"N_V": N_V}
-X = cases.random_tokens(B, L_X, n=N_V)
-SIZES = alg.DTransformerConfig(L=2, **TINY)
-D = cases.random_theta(SIZES)
-E = cases.random_theta(alg.ETransformerConfig(L=1, d_f=5, **TINY))
-ED = cases.random_theta(alg.EDTransformerConfig(L_enc=1, L_dec=1, **TINY))
-KEYS = cases.keys(1, B)
+B = 8
+D = cases.random_theta(alg.DTransformerConfig(L=2, **cases.TINY | {"N_V": 12}))
+X = cases.random_tokens(B, 4, n=12)
 W = jax.device_put(jax.tree.map(lambda a: np.asarray(a)[0], D.layers.attention))
-H = cases.normal(len(W.W_o), B, L_X)
-
-FUNCTIONS = {
-    "d_transformer": (lambda x: alg.d_transformer(x, D), P(None, "data")),
-    "d_hidden_state": (lambda x: alg.d_hidden_state(x, D), P(None, "data")),
-    "e_transformer": (lambda x: alg.e_transformer(x, E), P(None, "data")),
-    "ed_transformer": (lambda x: alg.ed_transformer(x, x, ED), P(None, "data")),
-    "d_token_losses": (lambda x: alg.d_token_losses(x, D), P("data")),
-    "ed_token_losses": (lambda x: alg.ed_token_losses(x, x, ED), P("data")),
-    "token_embedding": (lambda x: alg.token_embedding(x, D.W_e), P(None, "data")),
-    "read_tokens": (lambda x: alg.read_tokens(D, alg.empty_cache(SIZES, B), x, 0)[0], P(None, "data")),
-    "d_training": (lambda x: alg.d_training(x, D, N_epochs=2, eta=0.1).layers.mlp.W_mlp1, P()),
-    "d_inference": (lambda x: alg.d_inference(x[:, :3], D, l_gen=3, tau=1.0, key=KEYS), P("data")),
-    "ed_inference": (lambda x: alg.ed_inference(x, ED, l_max=4, tau=1.0, key=KEYS), (P("data"), P("data"))),
-}
+H = cases.normal(len(W.W_o), B, 4)
 
 
 def placed(mesh, x=X, spec=("data",)):
@@ -48,20 +32,27 @@ def assert_spec(array, spec):
     assert entries == tuple(spec) + (None,) * (array.ndim - len(spec))
 
 
-@pytest.mark.sampled(1, tests=4)
-@pytest.mark.parametrize("name", FUNCTIONS)
+QUICK = ("d_transformer", "ed_token_losses", "token_embedding", "d_inference", "log_loss", "mh_attention")
+
+
+@pytest.mark.sampled(2, tests=4)
 @pytest.mark.parametrize("in_use", [True, False], ids=["mesh in use", "of the arguments"])
+@pytest.mark.parametrize("name", cases.quick_of(QUICK, functions.BATCHED))
 def test_values_and_their_shardings(name, in_use):
-    function, spec = FUNCTIONS[name]
-    mesh = jax.make_mesh((4, 2), ("data", "model"))
-    expected, x = function(X), placed(mesh)
+    mesh, given = jax.make_mesh((4, 2), ("data", "model")), functions.of_batch(name, (B,))
+    axes, returned = functions.batch_axes(name), functions.returned_axes(name)
+    divided = {n: placed(mesh, a, (None,) * axes[n] + ("data",)) for n, a in given.items()}
+    function = functools.partial(functions.called, name)
+    expected = function(**given)
     if in_use:
         with jax.set_mesh(mesh):
-            actual = jax.jit(function)(x)
+            actual = jax.jit(function)(**divided)
     else:
-        actual = function(x)
+        actual = function(**divided)
     cases.assert_trees_close(jax.device_get(actual), jax.device_get(expected), 1e-10)
-    jax.tree.map(assert_spec, actual, jax.tree.map(lambda _: spec, actual) if isinstance(spec, P) else spec)
+    assert_spec(actual, ()) if returned is None else jax.tree.map(
+        lambda a, axis: assert_spec(a, (None,) * axis + ("data",)), actual, returned
+    )
 
 
 def losses(x, D, how="auto"):
@@ -69,13 +60,11 @@ def losses(x, D, how="auto"):
 
 
 TRANSFORMED = {
-    "gradient": lambda x, D: jax.grad(lambda D: (losses(x, D) ** 2).mean())(D),
     "second order": lambda x, D: jax.grad(
         lambda D: (jax.grad(lambda D: losses(x, D, "paper").mean())(D).W_e ** 2).sum()
     )(D),
     "a sequence at a time": lambda x, D: jax.vmap(lambda x: alg.d_transformer(x, D))(x),
     "gradients of a sequence": lambda x, D: jax.vmap(lambda x: jax.grad(lambda D: losses(x, D).mean())(D).W_e)(x),
-    "checkpoint": lambda x, D: jax.grad(jax.checkpoint(lambda D: losses(x, D).mean()))(D),
 }
 
 

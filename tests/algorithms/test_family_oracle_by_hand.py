@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorithms import PAPER, lines
+from algorithms import PAPER, DTransformerConfig, lines
 from algorithms.lines import Attention, Embedding, LayerNorm, RMSNorm, Rotary, TransformerXL, Unembedding
+from tests.cases import random_theta
 from training import oracle
+from training.crosscheck.models import family_parameters
 from training.oracle import family
 from training.oracle.lines import join_masks
 from training.oracle.parameters import rebuild
@@ -139,14 +141,6 @@ def test_document_003s_decoder():
 
 def test_it_is_analytic():
     """A complex step in every parameter gives the central difference: what gradients are compared with."""
-    heads, relative = [{"W_q": (4, D_E)}] * 2, {"W_r": (2, 4, D_E), "u": (2, 4), "v": (2, 4)}
-    groups = [{"W_k": (4, D_E), "W_v": (3, D_E)}]
-    attention = {"heads": heads, "groups": groups, "gamma_q": (4,), "gamma_k": (4,), "W_o": (D_E, 6)}
-    attention |= relative | {"norm_out": {"gamma": (D_E,)}}
-    mlp = {"W_mlp1": (D_MLP, D_E), "W_mlp2": (D_E, D_MLP), "W_gate": (D_MLP, D_E)}
-    norm = {"gamma": (D_E,)}
-    block = {"attention": attention, "norm1": norm, "mlp": mlp, "norm2": norm}
-    theta = random({"W_e": (D_E, 11), "layers": [block] * 2, "norm": norm})
     norms = {"normalize_heads": RMSNorm(offset=1.0), "normalize_output": RMSNorm(offset=1.0)}
     attentions = (
         Attention(positions=TransformerXL(), cap=0.5, **norms),
@@ -159,6 +153,8 @@ def test_it_is_analytic():
         mlp=lines.MLP(activation="silu", gated=True, biases=False),
         unembedding=Unembedding(cap=0.7),
     )
+    sizes = {"N_V": 11, "l_max": 4, "L": 2, "H": 2, "H_kv": 1, "d_e": 4, "d_mlp": 7, "d_attn": 4, "d_mid": 3}
+    theta = family_parameters(random_theta(DTransformerConfig(**sizes, variant=variant, tied=True)))
     x = [9, 3, 1, 10]
 
     def loss(theta):

@@ -176,23 +176,6 @@ def test_the_tempered_distribution_has_no_nan(tau):
     np.testing.assert_array_equal(log_q.max(axis=0), [0, -np.inf, 0])
 
 
-@pytest.mark.end_to_end
-def test_each_request_has_its_own_temperature():
-    theta = cases.random_theta(D)
-    prompts, keys = cases.random_tokens(3, 5), jax.random.split(KEY, 3)
-    taus = jnp.array([0.0, 1.0, math.inf])
-    together = d_inference(prompts, theta, l_gen=6, tau=taus, key=keys)
-    for b in range(3):
-        alone = d_inference(prompts[b], theta, l_gen=6, tau=float(taus[b]), key=keys[b])
-        np.testing.assert_array_equal(together[b], alone)
-    theta = cases.random_theta(ED)
-    x_hat, length = ed_inference(prompts, theta, tau=taus, key=keys, l_max=7)
-    for b in range(3):
-        expected, expected_length = ed_inference(prompts[b], theta, tau=float(taus[b]), key=keys[b], l_max=7)
-        np.testing.assert_array_equal(x_hat[b], expected)
-        assert length[b] == expected_length
-
-
 @pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
 class TestKeysOfXLAsGenerator:
     """Under vmap, XLA's generator draws a whole batch from its first key."""

@@ -150,10 +150,6 @@ def test_a_larger_vocabulary_changes_nothing_of_the_others(name, first):
     np.testing.assert_allclose(found[moved], expected, rtol=1e-12)
     new = np.setdiff1d(np.arange(19), moved)
     np.testing.assert_allclose(found[new], np.broadcast_to(expected.mean(axis=0), (2, 17)), atol=1e-12)
-    with pytest.raises(
-        ValueError, match="grow_vocabulary: expected n >= 0 and first from 0 to 17, got n = 1 and first"
-    ):
-        alg.grow_vocabulary(theta, 1, first=18)
 
 
 def test_a_theta_is_shown_by_names_and_shapes():

@@ -75,16 +75,6 @@ def test_every_line_is_the_oracles(number, implementation):
         cases.assert_close(np.maximum(seen[name], -1e9), np.maximum(finite, -1e9), name=name)
 
 
-def test_axes_of_a_batch():
-    """``[layers, H, rows, *batch, columns]``: each sequence's values stand where it does."""
-    names = ("A", "S@4", "Q", "K", "Y@2", "Y@3", "X@6", "hidden", "X@10", "P")
-    _, seen = record(alg.d_transformer, *names)(BATCH, D)
-    for b, x in enumerate(BATCH):
-        _, alone = record(alg.d_transformer, *names)(x, D)
-        for name in names:
-            cases.assert_close(seen[name][..., b, :], alone[name], name=name)
-
-
 def test_attention_without_layers_or_several_heads_has_no_such_axes():
     W = jax.tree.map(lambda a: np.asarray(a)[0], D.layers.attention)
     X = cases.normal(11, 2, 6)
@@ -170,52 +160,51 @@ def test_parts_are_those_of_the_whole():
 
 # Under JAX's transformations.
 
-
-@implementations
-def test_grad_of_record_and_record_of_grad(implementation):
-    def loss(theta):
-        hidden = alg.d_hidden_state(X, theta, implementation=implementation)
-        return alg.log_loss(hidden, theta.W_u, jnp.roll(X, -1), weights=jnp.ones(6), implementation=implementation)
-
-    expected = jax.jit(jax.grad(loss))(D)
-    _, seen = record(loss, "A", "X@8")(D)
-    gradient, seen_1 = jax.jit(jax.grad(record(loss, "A", "X@8"), has_aux=True))(D)
-    gradient_2, seen_2 = record(jax.grad(loss), "A", "X@8")(D)
-    cases.assert_trees_close(gradient, expected)
-    cases.assert_trees_close(gradient_2, expected)
-    cases.assert_trees_close(seen_1, seen)
-    cases.assert_trees_close(seen_2, seen)
+REMATS = ((True, False), ("all but attention", True), (False, True))
 
 
-@pytest.mark.end_to_end
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("remat", "unroll"), [(True, False), ("all but attention", True), (False, True)])
-def test_with_layers_computed_again_in_the_backward_pass_or_unrolled(remat, unroll):
+@pytest.mark.parametrize(
+    ("remat", "unroll", "implementation"),
+    [
+        *((False, False, how) for how in cases.IMPLEMENTATIONS),
+        *(pytest.param(*of, "auto", marks=pytest.mark.end_to_end) for of in REMATS),
+    ],
+)
+def test_grad_of_record_and_record_of_grad(remat, unroll, implementation):
+    """Also with layers computed again in the backward pass, or unrolled."""
+
     def loss(theta, remat=remat):
-        return jnp.square(alg.d_hidden_state(X, theta, remat=remat, unroll=unroll)).sum()
+        hidden = alg.d_hidden_state(X, theta, implementation=implementation, remat=remat, unroll=unroll)
+        return alg.log_loss(hidden, theta.W_u, jnp.roll(X, -1), implementation=implementation)
 
-    expected = jax.jit(jax.grad(loss))(D)
-    _, seen = record(lambda theta: loss(theta, remat=False), "A", "X@8")(D)
-    gradient, seen_1 = jax.jit(jax.grad(record(loss, "A", "X@8"), has_aux=True))(D)
-    gradient_2, seen_2 = record(jax.grad(loss), "A", "X@8")(D)
-    for found in (gradient, gradient_2):
-        cases.assert_trees_close(found, expected)
-    for found in (seen_1, seen_2):
-        cases.assert_trees_close(found, seen)
-    without = jax.jit(jax.grad(intervene(loss, {at("Y@2", layer=1): 0.0})))(D)
-    plain = jax.jit(jax.grad(intervene(lambda theta: loss(theta, remat=False), {at("Y@2", layer=1): 0.0})))(D)
-    cases.assert_trees_close(without, plain)
+    def plain(theta):
+        return loss(theta, remat=False)
+
+    _, seen = record(plain, "A", "X@8")(D)
+    expected = jax.jit(jax.grad(plain))(D), seen
+    cases.assert_trees_close(jax.jit(jax.grad(record(loss, "A", "X@8"), has_aux=True))(D), expected)
+    cases.assert_trees_close(record(jax.grad(loss), "A", "X@8")(D), expected)
+    if remat or unroll:
+        of_change = (jax.jit(jax.grad(intervene(f, {at("Y@2", layer=1): 0.0})))(D) for f in (loss, plain))
+        cases.assert_trees_close(*of_change)
 
 
-def test_a_loop_around_is_in_front():
-    def each(xs, theta):
-        return jax.lax.scan(lambda _, x: (None, alg.d_transformer(x, theta)), None, xs)[1]
+LOOPS = {  # what runs a transformer on several texts → where these stand in what is recorded
+    "a batch": (lambda xs: alg.d_transformer(xs, D), lambda a: jnp.moveaxis(a, -2, 0)),
+    "scan": (lambda xs: jax.lax.scan(lambda _, x: (None, alg.d_transformer(x, D)), None, xs), lambda a: a),
+    "Python's": (lambda xs: [alg.d_transformer(x, D) for x in xs], lambda a: a),
+}
 
-    _, seen = record(each, "A", at("X@8", layer=1), "P")(BATCH, D)
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_each_texts_values_stand_where_it_does(loop):
+    names = ("A", "S@4", "Q", "Y@2", at("X@8", layer=1), "hidden", "X@10", "P")
+    f, first = LOOPS[loop]
+    _, seen = record(f, *names)(BATCH)
     for b, x in enumerate(BATCH):
-        _, alone = record(alg.d_transformer, "A", at("X@8", layer=1), "P")(x, D)
-        for name, value in alone.items():
-            cases.assert_close(seen[name][b], value, name=name)
+        _, alone = record(alg.d_transformer, *names)(x, D)
+        for name in names:
+            cases.assert_close(first(seen[name])[b], alone[name], name=name)
 
 
 def test_bfloat16():

@@ -76,17 +76,14 @@ def test_a_tracer_sees_the_same_lines():
 
 
 PROGRAM = """
-import json, sys
+import json
 import jax, jax.numpy as jnp
 import algorithms
 from algorithms import DTransformerConfig, d_transformer, init_d_transformer
-from algorithms.inside import at, gradients, intervene, record
+from algorithms.inside import record
 theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=2, d_e=4, d_mlp=4))
-x = jnp.array([3, 0, 1])
-P, seen = record(d_transformer, "A", "X@6")(x, theta)
-without = intervene(d_transformer, {at("Y@2", layer=1, head=0): 0.0})(x, theta)
-value, _, g = gradients(lambda x, theta: jnp.log(d_transformer(x, theta)[2, -1]), "X@6")(x, theta)
-found = {"P": P, "plain": d_transformer(x, theta), "A": seen["A"], "without": without, "g": g["X@6"], "value": value}
+P, seen = record(d_transformer, "A", "X@6")(jnp.array([3, 0, 1]), theta)
+found = {"P": P, "A": seen["A"], "X@6": seen["X@6"]}
 print(json.dumps({name: jnp.asarray(array).tolist() for name, array in found.items()}))
 print(__debug__, algorithms.__file__)
 """
@@ -116,8 +113,6 @@ def test_optimized_and_zipped(how, tmp_path):
     found = json.loads(numbers)
     for name, expected in namespace["found"].items():
         np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
-    np.testing.assert_allclose(found["P"], found["plain"], rtol=1e-6)
-    np.testing.assert_allclose(np.sum(found["A"], axis=2), 1, rtol=1e-6)
 
 
 LINE = """

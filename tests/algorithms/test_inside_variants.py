@@ -176,18 +176,11 @@ def test_the_parts_of_a_logit_add_up_or_are_refused(c):
     cases.assert_close(found, jnp.einsum("v,v...->...", weights, jnp.log(P)), 1e-9)
 
 
-MESHES = ({"data": 2, "context": 2, "model": 2}, {"data": 2, "model": 2}, {"replica": 2, "context": 4}, {"model": 8})
-MESHES += ({"data": 8}, {"context": 4, "model": 2}, {"replica": 2, "model": 4})
-
-
-EACH_MESH = [(name, sizes) for name in NAMES for sizes in (MESHES if name in QUICK else MESHES[:1])]
-
-
 @pytest.mark.end_to_end
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("name", "sizes"), cases.quick_of([("PAPER", MESHES[0])], EACH_MESH))
+@pytest.mark.parametrize("name", cases.quick_of(["PAPER"], NAMES))
+@pytest.mark.parametrize("sizes", [{"data": 2, "context": 2, "model": 2}, {"replica": 2, "context": 4}, {"model": 8}])
 def test_on_a_mesh(name, sizes):
-    """Each mesh that tests have, for three variants; of the others, that with all three axes."""
     c = case(name)
     x, f = tuple(jnp.tile(x, (4, 1)) for x in c.x), c.using("auto")
     names = [at(c.stream, layer=1), *(f"A/{a.line}" for a in c.lines)]

@@ -14,13 +14,11 @@ from jax.sharding import PartitionSpec as P
 import algorithms as alg
 from algorithms.inside import at, intervene, record
 from algorithms.layers import lines_of
-from algorithms.lines import MLP, Attention, Experts, Mixer, Rotary
+from algorithms.lines import MLP, Attention, Experts, Rotary
 from algorithms.model.theta import every_layer, places
-from tests.cases import assert_close, assert_trees_close, by, random_theta
+from tests.cases import assert_close, by, random_theta
 from tests.own_lines import loops
 from tests.own_lines.retention import HYBRID, Retention
-from training.generation import Generator, generate
-from training.generation.prefixes import Prefixes
 from training.loop.cost import active_parameters
 from training.tasks import TASKS
 
@@ -127,33 +125,6 @@ def test_experts_are_recorded_in_the_layers_that_have_them():
     assert_close(intervene(alg.d_transformer, {"X@8": jnp.stack(expected)})(X, theta), P)
 
 
-@pytest.mark.end_to_end
-def test_gradients_do_not_depend_on_what_is_computed_again():
-    theta = model(4)
-
-    def gradient(**options):
-        return jax.jit(jax.grad(lambda theta: alg.d_token_losses(X, theta, **options).sum()))(theta)
-
-    expected = gradient()
-    assert all(np.isfinite(g).all() and np.any(np.asarray(g) != 0) for g in jax.tree.leaves(expected))
-    for options in ({"remat": True}, {"unroll": True}):
-        assert_trees_close(gradient(**options), expected)
-
-
-@pytest.mark.thorough
-def test_cached_tokens_are_those_of_algorithm_14():
-    theta, config = model(5, FIRST), alg.DTransformerConfig(L=5, variant=FIRST, **SIZES)
-    texts, lengths = np.random.default_rng(1).integers(0, 10, size=(2, 20)), np.array([20, 18])
-    options = {"l_gen": 4, "tau": 0.0, "key": jax.random.key(0)}
-    rows = zip(texts, lengths, strict=True)
-    expected = [alg.d_inference(jnp.asarray(x[:n]), theta, **options) for x, n in rows]
-    np.testing.assert_array_equal(generate(theta, texts, lengths=lengths, config=config, **options), expected)
-    generator = Generator(theta, config, prefixes=Prefixes(1 << 20))
-    begun = [generator.generate(texts[:, :17], lengths=np.array([17, 17]), **options) for _ in range(2)]
-    np.testing.assert_array_equal(*begun)
-    np.testing.assert_array_equal(generator.generate(texts, lengths=lengths, **options), expected)
-
-
 def test_counts_and_the_mesh_know_both_kinds():
     theta, config = model(5, FIRST), alg.DTransformerConfig(L=5, variant=FIRST, **SIZES)
     of_experts = 3 * 8 * 5
@@ -167,44 +138,3 @@ def test_counts_and_the_mesh_know_both_kinds():
     assert specs.layers[0].mlp.W_mlp1 == P(None, None, "data")  # their number of hidden units is odd
     assert specs.layers[1].mlp.experts.W_mlp1 == P(None, "model", None, "data")
     assert alg.Variant.from_json(FIRST.to_json()) == FIRST
-
-
-@pytest.mark.end_to_end
-def test_documents_and_padding_are_each_by_themselves():
-    theta = model(4)
-    segments = jnp.asarray([[1, 1, 1, 2, 2, 2, 2]])
-    packed = alg.d_hidden_state(X[:1], theta, segments=segments)
-    assert_close(packed[:, :, 3:], alg.d_hidden_state(X[:1, 3:], theta))
-    padded = alg.d_hidden_state(X, theta, length=np.array([7, 4]))
-    assert_close(padded[:, 1:, :4], alg.d_hidden_state(X[1:, :4], theta))
-
-
-def test_what_is_refused():
-    with pytest.raises(ValueError, match=r"shared_layers: expected 1, since layers that share parameters cannot"):
-        HYBRID.but(shared_layers=3)
-    config = alg.EDTransformerConfig(L_enc=1, L_dec=1, variant=HYBRID, **SIZES)
-    with pytest.raises(ValueError, match=r"variant\.attention: expected mixers that read a context in Algorithm 8"):
-        alg.init_ed_transformer(jax.random.key(0), config)
-    theta = model(4)
-    with pytest.raises(ValueError, match=r"theta\.layers: expected 2 of the stacks .*, got one; use the variant that"):
-        alg.d_transformer(X, theta._replace(layers=theta.layers[0]))
-    wrong = theta.layers[0].attention._replace(W_v=jnp.zeros((2, 7, 5)))
-    wrong = theta._replace(layers=(theta.layers[0]._replace(attention=wrong), *theta.layers[1:]))
-    with pytest.raises(ValueError, match=r"theta\.layers\[0\]\.attention\.W_v"):
-        alg.d_transformer(X, wrong)
-
-
-@pytest.mark.parametrize("method", ["whole", "step", "begin"])
-def test_a_method_that_a_mixer_lacks_is_named(method):
-    """Without steps it trains; what needs them says so."""
-
-    class Short(Retention):
-        pass
-
-    setattr(Short, method, getattr(Mixer, method))
-    config = alg.DTransformerConfig(L=1, variant=alg.PAPER.but(attention=Short()), **SIZES)
-    theta = random_theta(config)
-    if method != "whole":
-        assert alg.d_logits(X, theta).shape == (13, 2, 7)
-    with pytest.raises(NotImplementedError, match=f"Short.{method}: expected a method of its own, got none; define it"):
-        alg.d_logits(X, theta) if method == "whole" else alg.read_tokens(theta, alg.empty_cache(config, 2), X, 0)

@@ -80,6 +80,14 @@ def cudnn(monkeypatch):
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
 
 
+def assert_kernels_agree(kernel, dense, matrices):
+    """Values and gradients in float32."""
+    with jax.enable_x64(False):
+        found, expected = (jax.jit(functools.partial(cases.pulled, f))(*matrices) for f in (kernel, dense))
+    for name, a, b in zip(("Ṽ", *"QKV"), found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5 if name == "Ṽ" else 1e-4, err_msg=name)
+
+
 @pytest.mark.sampled(1, tests=6)
 @pytest.mark.parametrize(
     ("mask", "sizes"),
@@ -104,22 +112,12 @@ def cudnn(monkeypatch):
 )
 def test_the_tpu_kernel_agrees(mask, sizes, interpreted):
     cap = sizes.get("cap")
-    matrices = Q, _, V = tuple(tiles(d=16, **{name: n for name, n in sizes.items() if name != "cap"}))
-    E = jnp.asarray(np.random.default_rng(1).normal(size=(len(Q), *V.shape[1:3], Q.shape[-1])), jnp.float32)
-
-    def value_and_gradients(attention):
-        def f(matrices):
-            out, pullback = jax.vjp(lambda m: attention(*m), matrices)
-            return out, pullback(E)[0]
-
-        return jax.jit(f)(matrices)
-
-    with jax.enable_x64(False):
-        out, of_kernel = value_and_gradients(lambda *m: library_attention(pallas_attention, *m, mask, cap))
-        expected_out, expected = value_and_gradients(lambda *m: dense_attention(*m, Scores(mask, cap=cap)))
-    np.testing.assert_allclose(out, expected_out, atol=2e-5)
-    for name, a, b in zip("QKV", of_kernel, expected, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-4, err_msg=name)
+    matrices = tiles(d=16, **{name: n for name, n in sizes.items() if name != "cap"})
+    assert_kernels_agree(
+        lambda *m: library_attention(pallas_attention, *m, mask, cap),
+        lambda *m: dense_attention(*m, Scores(mask, cap=cap)),
+        matrices,
+    )
 
 
 @pytest.mark.thorough
@@ -127,17 +125,10 @@ def test_the_tpu_kernel_agrees(mask, sizes, interpreted):
 def test_the_tpu_kernel_agrees_in_its_largest_blocks(mask, monkeypatch):
     """Each of several blocks' scores are computed in parts."""
     monkeypatch.setattr(splash, "make_splash_mha", functools.partial(splash.make_splash_mha, interpret=True))
-    matrices = tuple(m[:, :, :1] for m in tiles(2048, 2048, d=8, H=1))
-    values = {}
-    with jax.enable_x64(False):
-        for attention in (
-            lambda *m: library_attention(pallas_attention, *m, mask),
-            lambda *m: dense_attention(*m, Scores(mask)),
-        ):
-            out, pullback = jax.jit(lambda m, f=attention: jax.vjp(f, *m))(matrices)
-            values[attention] = out, *jax.jit(pullback)(matrices[0])
-    for name, a, b in zip(("Ṽ", *"QKV"), *values.values(), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-4, err_msg=name)
+    matrices = [m[:, :, :1] for m in tiles(2048, 2048, d=8, H=1)]
+    assert_kernels_agree(
+        lambda *m: library_attention(pallas_attention, *m, mask), lambda *m: dense_attention(*m, Scores(mask)), matrices
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,23 +158,16 @@ def test_the_tpu_kernels_factor_of_queries_is_not_rounded(interpreted):
     """1/√192 in bfloat16 is 1.0013 times as much."""
     matrices = tiles(d=192, dtype=jnp.bfloat16)
 
-    def values(attention, dtype):
-        out, pullback = jax.vjp(attention, *(m.astype(dtype) for m in matrices))
-        return out, *pullback(matrices[2].astype(dtype))
-
     with jax.enable_x64(False):
-        actual = values(lambda *m: library_attention(pallas_attention, *m, alg.BIDIRECTIONAL), jnp.bfloat16)
-        expected = values(lambda *m: dense_attention(*m, Scores(alg.BIDIRECTIONAL)), jnp.float32)
+        actual = cases.pulled(lambda *m: library_attention(pallas_attention, *m, alg.BIDIRECTIONAL), *matrices)
+        wide = (m.astype(jnp.float32) for m in matrices)
+        expected = cases.pulled(lambda *m: dense_attention(*m, Scores(alg.BIDIRECTIONAL)), *wide)
     for name, a, b in zip(("Ṽ", *"QKV"), actual, expected, strict=True):
         assert abs(common_factor(a, b) - 1) < 4e-4, name
 
 
-def dot(a, b):
-    return sum(jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-
-
 HESSIAN_PRODUCTS = {
-    "reverse over reverse": lambda F, at, v: jax.grad(lambda a: dot(jax.grad(F)(a), v))(at),
+    "reverse over reverse": lambda F, at, v: jax.grad(lambda a: cases.dot(jax.grad(F)(a), v))(at),
     "forward over reverse": lambda F, at, v: jax.jvp(jax.grad(F), (at,), (v,))[1],
 }
 
@@ -338,18 +322,11 @@ def test_what_cudnn_is_asked_for(mask, rows, monkeypatch):
         return by_xla(*matrices, implementation="xla", **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", dot_product_attention)
-    matrices = tiles(d=rows[0], d_mid=rows[1], H=4, H_kv=2)
-    E = jnp.asarray(np.random.default_rng(1).normal(size=(4, rows[1], 2, 128)), jnp.float32)
-
-    def value_and_gradients(attention):
-        out, pullback = jax.vjp(attention, *matrices)
-        return out, *pullback(E)
-
-    with jax.enable_x64(False):
-        actual = value_and_gradients(lambda *m: library_attention(cudnn_attention, *m, mask))
-        expected = value_and_gradients(lambda *m: dense_attention(*m, Scores(mask)))
-    for name, a, b in zip(("Ṽ", *"QKV"), actual, expected, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-4, err_msg=name)
+    assert_kernels_agree(
+        lambda *m: library_attention(cudnn_attention, *m, mask),
+        lambda *m: dense_attention(*m, Scores(mask)),
+        tiles(d=rows[0], d_mid=rows[1], H=4, H_kv=2),
+    )
 
 
 @pytest.mark.parametrize(

@@ -124,28 +124,6 @@ def test_capped_logits(implementation, padding):
     assert_is_the_oracles(loss, expected_loss)
 
 
-@functools.cache
-def second_derivatives(implementation, cap):
-    """Reverse over reverse of the squared loss, by every pair of X, W_u, b_u and the weights; 3 rows are padding."""
-
-    def squared(X, W_u, b_u, weights):
-        W_u, b_u = jnp.pad(W_u, ((0, 3), (0, 0))), jnp.pad(b_u, (0, 3))
-        options = {"weights": weights, "b_u": b_u, "label_smoothing": 0.1, "implementation": implementation}
-        options |= {"N_V": N_V, "cap": cap}
-        return log_loss(X, W_u, targets, **options) ** 2
-
-    every = (0, 1, 2, 3)
-    return jax.jit(jax.jacrev(jax.grad(squared, every), every))(X, W_u, b_u, weights)
-
-
-@pytest.mark.parametrize("cap", [None, pytest.param(1.5, marks=pytest.mark.slow)])
-def test_second_derivatives_of_a_function_of_the_loss(cap):
-    """The cotangent of the loss is differentiated, too."""
-    for actual, expected_row in zip(second_derivatives("auto", cap), second_derivatives("paper", cap), strict=True):
-        for a, b in zip(actual, expected_row, strict=True):
-            cases.assert_close(a, b, 1e-11, largest=max(1.0, float(np.abs(b).max())))
-
-
 def test_on_a_gpu_the_log_sum_exp_is_taken_in_one_pass(monkeypatch):
     """Like JAX's with rows of padding, infinities and NaN, and in its derivatives; the loss is still the oracle's."""
     monkeypatch.setattr(chunked_log_loss, "platform_of", lambda _: "gpu")

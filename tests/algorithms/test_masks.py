@@ -91,8 +91,6 @@ def test_a_unidirectional_window_has_one_side():
 def test_prefixes_join_to_the_shorter_and_vanish_in_a_unidirectional_mask():
     assert (prefix(3) & prefix(5)).prefix == 3
     assert UNIDIRECTIONAL & prefix(3) == prefix(3) & banded(2**30) == UNIDIRECTIONAL
-    with pytest.raises(ValueError, match=r"cannot join two blocks\(\) masks: "):
-        blocks(NUMBERS) & blocks(NUMBERS)
 
 
 def test_documents_of_another_context_join_and_those_of_each_sequence():

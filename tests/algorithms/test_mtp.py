@@ -90,14 +90,3 @@ def test_meshes_of_explicit_axes_divide_its_parameters_and_change_nothing():
         places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         found = jax.jit(loss)(jax.device_put(theta, places), jax.device_put(x, NamedSharding(mesh, P("data"))))
     cases.assert_trees_close(jax.device_get(found), jax.device_get(expected), 1e-10)
-
-
-def test_only_decoders_have_a_head_and_only_if_the_variant_says_so():
-    without = cases.random_theta(alg.DTransformerConfig(L=1, **cases.TINY))
-    x = cases.random_tokens(5, n=cases.TINY["N_V"])
-    with pytest.raises(ValueError, match=r"theta\.mtp: expected the parameters of a head"):
-        alg.mtp_token_losses(cases.normal(3, 5), x, without)
-    with pytest.raises(ValueError, match=r"theta\.mtp: expected MTPParams in .*, got None"):
-        alg.d_hidden_state(x, without._replace(variant=alg.PAPER.but(mtp=MTP())))
-    with pytest.raises(ValueError, match=r"variant\.mtp: expected None in Algorithms 8 and 9"):
-        cases.shapes_of(alg.ETransformerConfig(L=1, **cases.TINY, variant=alg.BERT.but(mtp=MTP())))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 from typing import NamedTuple
 
 import jax
@@ -17,16 +16,18 @@ from algorithms.lines import Attention, Embedding, LayerNorm, array
 from algorithms.model.mixer import MixerMetadata
 from tests.cases import by, random_theta
 from tests.mixing_lines import Convolution, Neighbors, Ordered, Pooled
+from tests.own_lines import loops
 from tests.own_lines.differential import DIFFERENTIAL
-from tests.own_lines.experts import EXPERTS, Experts
+from tests.own_lines.experts import EXPERTS
 from tests.own_lines.latent import LATENT
 from tests.own_lines.retention import Retention
 from tests.own_lines.sinks import SINKS
+from tests.own_lines.slopes import SLOPES
 
 pytestmark = pytest.mark.sampled(1, tests=5)
 
-OWN = {"EXPERTS": EXPERTS, "SINKS": SINKS, "DIFFERENTIAL": DIFFERENTIAL, "LATENT": LATENT}
-ATTENTIONS = {name: variant for name, variant in OWN.items() if name != "EXPERTS"}
+OWN = {"EXPERTS": EXPERTS, "SINKS": SINKS, "DIFFERENTIAL": DIFFERENTIAL, "LATENT": LATENT, "SLOPES": SLOPES}
+OWN["ORDERED"] = alg.PAPER.but(attention=Ordered(biases=False))
 SIZES = {"N_V": 17, "l_max": 23, "L": 2, "H": 6, "H_kv": 3, "d_e": 10, "d_mlp": 11, "d_attn": 4, "d_mid": 5}
 own = pytest.mark.parametrize("name", OWN)
 
@@ -38,11 +39,6 @@ def config_of(variant):
 @functools.cache
 def theta_of(name):
     return random_theta(config_of(OWN[name]))
-
-
-def loops_of(line):
-    module, _, name = line.loops.partition(":")
-    return functools.partial(getattr(importlib.import_module(module), name), line)
 
 
 def of_layer(tree, l):
@@ -61,32 +57,34 @@ def attention_of(line, X, W, mask, implementation):
 def layer_of(name):
     """The line, its parameters in a layer, the code as a function of X and W, and its loops."""
     variant, layers = OWN[name], theta_of(name).layers
+    line = variant.mlp if name == "EXPERTS" else variant.attention
+    by_loops = functools.partial(getattr(loops, name.lower()), line)
     if name == "EXPERTS":
-        line, W = variant.mlp, of_layer(layers.mlp, 1)
-        return W, lambda X, W, how: by(how, line, X, W, activation="silu"), loops_of(line)
-    line, W = variant.attention, of_layer(layers.attention, 1)
+        W = of_layer(layers.mlp, 1)
+        return W, lambda X, W, how: by(how, line, X, W, activation="silu"), by_loops
+    W = of_layer(layers.attention, 1)
     mask = np.triu(np.ones((7, 7), bool))
 
     def code(X, W, how):
         return attention_of(line, X, W, jnp.asarray(mask), how)
 
-    return W, code, lambda X, W: loops_of(line)(X, X, W, mask)
+    return W, code, lambda X, W: by_loops(X, X, W, mask)
 
 
 @pytest.mark.parametrize("how", ["auto", "paper"])
 @own
 def test_values_are_those_of_loops(name, how):
-    W, code, loops = layer_of(name)
+    W, code, by_loops = layer_of(name)
     X = np.random.default_rng(1).normal(size=(10, 2, 7))
     Y = jax.jit(code, static_argnums=2)(jnp.asarray(X), W, how)
     for b in range(2):
-        np.testing.assert_allclose(Y[:, b], loops(X[:, b], as_numpy(W)), rtol=0, atol=1e-11)
+        np.testing.assert_allclose(Y[:, b], by_loops(X[:, b], as_numpy(W)), rtol=0, atol=1e-11)
 
 
 @own
 def test_gradients_are_those_of_loops(name):
     """By finite differences of the loops, for every parameter and for X."""
-    W, code, loops = layer_of(name)
+    W, code, by_loops = layer_of(name)
     rng = np.random.default_rng(2)
     X, E = rng.normal(size=(10, 7)), rng.normal(size=(10, 7))
     point = {"X": X, "W": as_numpy(W)}
@@ -98,7 +96,7 @@ def test_gradients_are_those_of_loops(name):
 
         def loss(step, i=i, v=v):
             moved = jax.tree.unflatten(tree, [*leaves[:i], leaves[i] + step * v, *leaves[i + 1 :]])
-            return (loops(moved["X"], moved["W"]) * E).sum()
+            return (by_loops(moved["X"], moved["W"]) * E).sum()
 
         expected = (loss(epsilon) - loss(-epsilon)) / (2 * epsilon)
         np.testing.assert_allclose((g * v).sum(), expected, rtol=1e-6, atol=1e-7, err_msg=str(path))
@@ -114,18 +112,6 @@ def test_later_tokens_do_not_matter(name):
     assert np.all(np.triu(size, 1) == 0)
     assert np.all(np.diagonal(size) > 0)
     assert np.all(size[-1] > 0)
-
-
-@pytest.mark.end_to_end
-@own
-def test_a_batch_with_padding_is_each_by_itself(name):
-    theta, rng = theta_of(name), np.random.default_rng(3)
-    x, lengths = rng.integers(0, 14, (3, 7)), np.array([7, 1, 4])
-    P = alg.d_transformer(jnp.asarray(x), theta, length=lengths)
-    for b, l in enumerate(lengths):
-        np.testing.assert_allclose(P[:, b, :l], alg.d_transformer(jnp.asarray(x[b, :l]), theta), rtol=0, atol=1e-12)
-    gradient = jax.jit(jax.grad(lambda theta: alg.d_token_losses(jnp.asarray(x), theta, length=lengths).sum()))(theta)
-    assert all(np.isfinite(g).all() and np.any(np.asarray(g) != 0) for g in jax.tree.leaves(gradient))
 
 
 def test_a_token_with_nothing_to_attend_to_takes_the_sink():
@@ -184,21 +170,11 @@ def test_initial_parameters():
     assert 0.9 * bound < jnp.abs(experts.W_mlp1).max() <= bound  # of each expert's matrix, not of all together
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", ["SINKS", "DIFFERENTIAL", "LATENT", "SLOPES"])
 def test_kernels_that_can_serve_agree(name):
     theta, x = theta_of(name), jnp.array([3, 1, 4, 1, 5])
     for how in ("paper",) if name == "SINKS" else ("dense", "blockwise"):  # sinks have weights of their own
         np.testing.assert_allclose(alg.d_transformer(x, theta, implementation=how), alg.d_transformer(x, theta))
-
-
-def test_a_size_that_a_configuration_has_is_refused():
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Wide(Experts):
-        def sizes(self):
-            return {**super().sizes(), "d_mlp": 7}
-
-    with pytest.raises(ValueError, match="d_mlp is a size of the configuration, and of one of the variant's lines"):
-        config_of(alg.LLAMA.but(mlp=Wide(n=4)))
 
 
 class ScaledParams(NamedTuple):
@@ -256,25 +232,6 @@ def test_what_replaces_the_softmax_reads_the_gates_of_its_own_sequence(batch):
     np.testing.assert_allclose(found, np.reshape(each, batch), rtol=0, atol=1e-12)
 
 
-def test_the_gates_of_a_line_that_forgets_are_those_of_loops():
-    line, rng = Ordered(biases=False), np.random.default_rng(5)
-    theta = random_theta(config_of(alg.PAPER.but(attention=line)))
-    W, X = of_layer(theta.layers.attention, 0), rng.normal(size=(10, 2, 6))
-    Y, n = attention_of(line, jnp.asarray(X), W, alg.UNIDIRECTIONAL, "auto"), as_numpy(W)
-    for b in range(2):
-        heads = []
-        for h in range(6):
-            Q, K, V = n.heads.W_q[h] @ X[:, b], n.heads.W_k[h // 2] @ X[:, b], n.heads.W_v[h // 2] @ X[:, b]
-            log_f = -np.log1p(np.exp(-Q[0]))
-            columns = []
-            for t in range(6):
-                decay = np.array([n.W_o[h, 0] * log_f[u + 1 : t + 1].sum() for u in range(t + 1)])
-                s = K[:, : t + 1].T @ Q[:, t] / np.sqrt(4) + decay
-                columns.append(V[:, : t + 1] @ (np.exp(s) / np.exp(s).sum()))
-            heads.append(np.stack(columns, axis=1))
-        np.testing.assert_allclose(Y[:, b], n.W_o @ np.concatenate(heads), rtol=0, atol=1e-11)
-
-
 @pytest.mark.parametrize(
     ("lines", "method"),
     [
@@ -313,11 +270,3 @@ def test_a_mixer_that_reads_other_documents_is_refused_and_one_that_does_not_rea
         else:
             with pytest.raises(ValueError, match=r"^segments: expected None, since Leaking.whole mixes columns, also"):
                 alg.d_token_losses(x, theta, segments=segments)
-
-
-@own
-def test_lines_that_do_not_mix_columns_read_packed_documents(name):
-    theta, x = theta_of(name), jnp.array([3, 1, 4, 1, 5])
-    packed = alg.d_token_losses(x, theta, segments=jnp.array([0, 0, 0, 1, 1]))
-    expected = [*alg.d_token_losses(x[:3], theta), *alg.d_token_losses(x[3:], theta)]
-    np.testing.assert_allclose(packed, expected, rtol=0, atol=1e-12)

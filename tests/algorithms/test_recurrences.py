@@ -218,27 +218,6 @@ def test_a_model_of_no_sequences_and_one_without_gamma(case):
         jax.export.export(alg.d_logits)(symbolic, theta)
 
 
-def test_what_is_refused(case):
-    line, W, _ = case
-    for mask in (jnp.ones((L, L), bool), alg.padding(3), alg.UNIDIRECTIONAL & alg.padding(3) & np.ones((L, L), bool)):
-        with pytest.raises(ValueError, match=r"mask: expected UNIDIRECTIONAL, with padding\(\) and documents\(\)"):
-            line.whole(X, W, mask, metadata())
-    wrong, sentence = ({"n_keys": 3}, "n_keys: expected a divisor of n = 4, got 3")
-    if not hasattr(line, "n_keys"):
-        wrong, sentence = {"d": 0}, "d: expected a number >= 1, got 0"
-    with pytest.raises(ValueError, match=rf"\w+.{sentence}"):
-        line.but(**wrong)
-
-
-@pytest.mark.parametrize("method", ["rates", "output"])
-def test_a_method_that_a_recurrence_lacks_is_named(method):
-    line, W = LINES["delta"][0], parameters(LINES["delta"][0])
-    kind = type("Short", (GatedDelta,), {method: getattr(recurrence.Recurrence, method)})
-    short = kind(**{name: getattr(line, name) for name in SIZES})
-    with pytest.raises(NotImplementedError, match=f"Short.{method}: expected a method of its own, got none; define it"):
-        short.whole(X, W, alg.UNIDIRECTIONAL, metadata())
-
-
 def test_a_row_that_forgets_nothing_has_finite_gradients():
     """√(1 − α²) is 0 at α = 1, where its derivative is not finite."""
     line, _ = LINES["lru"]

@@ -11,16 +11,32 @@ import numpy as np
 import pytest
 
 import algorithms
-from algorithms import GEMMA2, PAPER, d_transformer, e_transformer, ed_transformer
+from algorithms import GEMMA2, PAPER, d_token_losses, d_transformer, e_transformer, ed_transformer
+from algorithms.lines import GatedDelta
 from algorithms.machinery.record import Record
 from tests.algorithms.test_records import subclass
 from tests.cases import ED, D, E, random_theta
+from tests.own_lines.retention import HYBRID
 
 pytest.importorskip("flatbuffers")
 
 x, z = jax.device_put(np.array([3, 0, 1, 2], jnp.int32)), jax.device_put(np.array([2, 5, 1], jnp.int32))
+DELTA = HYBRID.but(attention=(GatedDelta(n=2, n_keys=2, d_key=3, d_value=5), *HYBRID.attention[1:]))
+
+
+def descended(x, theta):
+    """Parameters after a step of gradient descent."""
+    gradient = jax.grad(lambda theta: d_token_losses(x, theta).sum())(theta)
+    return jax.tree.map(lambda a, g: a - 0.1 * g, theta, gradient)
+
+
 MODELS = {
     "d": (d_transformer, (x,), D),
+    "d, an update of recurrences and a custom mixer": (
+        descended,
+        (x,),
+        dataclasses.replace(D, L=4, d_attn=4, variant=DELTA),
+    ),
     "d, another variant": (d_transformer, (x,), dataclasses.replace(D, d_attn=4, variant=GEMMA2)),
     "e": (e_transformer, (x,), E),
     "ed": (ed_transformer, (z, x), ED),
@@ -40,7 +56,7 @@ def test_a_program_takes_theta(name):
     program = jax.export.deserialize(exported(f, *tokens, theta))
     expected = jax.jit(f)(*tokens, theta)
     rebuilt = theta._replace(variant=Record.from_json(config.variant.to_json()))
-    np.testing.assert_allclose(program.call(*tokens, rebuilt), expected, rtol=1e-12)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), program.call(*tokens, rebuilt), expected)
     restored = jax.tree.unflatten(program.in_tree, [*tokens, *jax.tree.leaves(theta)])[0][-1]
     assert restored.variant == config.variant
     with pytest.raises(ValueError, match="tree structure"):

@@ -4,13 +4,10 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import algorithms as alg
-from algorithms.inside import at, intervene, record
 from tests import cases
-from training.generation import translate
 
 pytestmark = pytest.mark.sampled(1)
 
@@ -59,28 +56,3 @@ def test_a_layer_is_counted_once_for_all_that_share_it(name):
         variant=config.variant.but(shared_layers=1),
     )
     assert alg.count_params(init, config) == alg.count_params(init, of_each)
-
-
-@pytest.mark.thorough
-def test_layers_are_recorded_and_changed_one_by_one():
-    config, theta = MODELS["d"][0], cases.random_theta(MODELS["d"][0])
-    each = written_out(theta)
-    _, seen = record(alg.d_transformer, "X@8", at("A", layer=3, head=1))(X, theta)
-    _, expected = record(alg.d_transformer, "X@8", at("A", layer=3, head=1))(X, each)
-    assert len(seen["X@8"]) == config.L
-    cases.assert_trees_close(seen, expected)
-    cut = {at("Y@2", layer=2, head=0): 0.0}
-    cases.assert_close(intervene(alg.d_transformer, cut)(X, theta), intervene(alg.d_transformer, cut)(X, each))
-
-
-@pytest.mark.thorough
-def test_a_translation_from_the_cache_is_algorithm_15s():
-    config, theta = MODELS["ed"][0], cases.random_theta(MODELS["ed"][0])
-    key = jax.random.key(1)
-    tokens, lengths, _ = translate(
-        theta, np.asarray(Z), lengths=np.array([5, 4]), config=config, l_max=9, tau=0.9, key=key
-    )
-    for r, length in enumerate((5, 4)):
-        options = {"tau": 0.9, "key": jax.random.fold_in(key, r), "l_max": 9}
-        expected, n = alg.ed_inference(Z[r, :length], theta, **options)
-        assert (tokens[r].tolist(), int(lengths[r])) == (expected.tolist(), int(n))

@@ -90,12 +90,6 @@ def test_documents_targets_weights_and_label_smoothing_are_as_the_oracle_has_the
     losses = functools.partial(getattr(alg, f"{kind}_token_losses"), *inputs, theta, segments=segments, **apart)
     found = losses(targets=targets, weights=weights, label_smoothing=0.1)
     np.testing.assert_allclose(found, weights * expected, rtol=1e-9)
-    if kind == "e":
-        with pytest.raises(ValueError, match="x_tilde: expected x with masked tokens, or else targets, got neither"):
-            losses()
-    elif kind == "ed":
-        with pytest.raises(ValueError, match="segments: expected to be given with z_segments, or without"):
-            alg.ed_token_losses(z, x, theta, segments=segments)
 
 
 @pytest.mark.end_to_end
@@ -131,8 +125,6 @@ def test_targets_weights_and_a_mask_of_ones_own_and_columns(name):
     np.testing.assert_allclose(losses, expected, rtol=1e-9)
     cases.assert_trees_close(found, by_hand)
     assert alg.d_token_losses(X, theta, weights=weights > 0)[0, 4] == 0
-    with pytest.raises(ValueError, match="targets: expected the ID of the token to predict for each column, since x"):
-        alg.d_token_losses(E, theta)
 
 
 def functions_of(kind, variant, dtype=jnp.float64):

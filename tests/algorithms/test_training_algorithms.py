@@ -98,40 +98,6 @@ def test_a_sequence_of_one_token_or_none_teaches_nothing():
 
 @pytest.mark.end_to_end
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int8"])
-def test_lengths_in_few_bits_are_lengths(dtype):
-    """ℓ − 1 of ℓ = 0 would wrap to 255, and train on the padding."""
-    lengths = np.array([5, 0, 3])
-    narrow = lengths.astype(dtype)
-    theta = cases.random_theta(D)
-    expected = alg.d_training(x, theta, N_epochs=2, eta=ETA, length=lengths)
-    cases.assert_trees_close(alg.d_training(x, theta, N_epochs=2, eta=ETA, length=narrow), expected, 1e-14)
-    theta, options = cases.random_theta(ED), {"N_epochs": 1, "eta": ETA}
-    z_narrow = z_lengths.astype(dtype)
-    expected = alg.ed_training(z, x, theta, **options, z_length=z_lengths, length=lengths)
-    actual = alg.ed_training(z, x, theta, **options, z_length=z_narrow, length=narrow)
-    cases.assert_trees_close(actual, expected, 1e-14)
-
-
-@pytest.mark.thorough
-def test_training_is_differentiable_by_its_learning_rate():
-    """Training is a differentiable function of η, by every implementation: here against a central difference."""
-    theta = cases.random_theta(D)
-
-    @functools.partial(jax.jit, static_argnames="implementation")
-    def sum_after(eta, implementation):
-        theta_hat = alg.d_training(x, theta, N_epochs=2, eta=eta, length=x_lengths, implementation=implementation)
-        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(theta_hat))
-
-    step = 1e-5
-    difference = (sum_after(ETA + step, "paper") - sum_after(ETA - step, "paper")) / (2 * step)
-    for implementation in ("paper", "auto"):
-        slope = jax.grad(sum_after)(ETA, implementation=implementation)
-        assert float(slope) == pytest.approx(float(difference), rel=1e-8)
-
-
-@pytest.mark.end_to_end
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
 def test_what_is_masked_depends_on_its_own_key(impl):
     """Also where runs with several keys are mapped over: XLA's generator would draw all from the first."""

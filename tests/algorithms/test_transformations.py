@@ -11,19 +11,19 @@ import pytest
 
 import algorithms as alg
 from tests import cases
-from tests.algorithms.test_attention import head_params, mh_params
-from tests.algorithms.test_batch_axes import ED, D, E
+from tests.algorithms import functions
+from tests.algorithms.functions import EVERY, D
+from tests.algorithms.test_attention import mh_params
 
 pytestmark = pytest.mark.sampled(2, tests=6)
 
-EVERY = (*cases.IMPLEMENTATIONS, "auto")
 # At these sizes "auto" is "dense".
 implementations = pytest.mark.parametrize("implementation", cases.quick_of({*EVERY} - {"dense"}, EVERY))
 
 
 # Attention of a batch [2, 3] of sequences, whose masks are one for each of the outer axis, or of the inner one.
 A, B, L = 2, 3, 9
-Q, K, V, G = (cases.normal(A, B, d, L, seed=d + i) for i, d in enumerate((5, 5, 7, 7)))
+Q, V = (cases.normal(A, B, d, L, seed=d) for d in (5, 7))
 LENGTHS = {A: cases.array([4, 7]), B: cases.array([0, 9, 5])}
 ARRAYS = {n: cases.array(np.random.default_rng(n).random((n, L, L)) < 0.5) for n in (A, B)}
 NUMBERS = {n: np.sort(cases.random_tokens(n, L, n=3, seed=n)) for n in (A, B)}
@@ -34,119 +34,36 @@ BATCHED_MASKS = {
     "documents": (NUMBERS, alg.documents, lambda n: np.asarray(n)[t_z] == np.asarray(n)[t_x]),
     "array": (ARRAYS, lambda mask: mask, np.asarray),
 }
-W_QKV, W = head_params(d_x=5, d_z=7), mh_params(d_x=5, d_z=7, d_out=7)
-# name → function of a mask, two matrices of 5 and of 7 rows, and the implementation
-ATTENTIONS = {
-    "scaled_dot_product_attention": lambda mask, Q, V, how: alg.scaled_dot_product_attention(
-        Q, jnp.sin(Q), V, mask, implementation=how
-    ),
-    "attention": lambda mask, X, Z, how: alg.attention(X, Z, W_QKV, mask, implementation=how),
-    "mh_attention": lambda mask, X, Z, how: alg.mh_attention(X, Z, W, mask, implementation=how),
-}
+W = mh_params(d_x=5, d_z=7, d_out=7)
 
 
-def value(name, mask, X, Z, implementation):
-    return (ATTENTIONS[name](mask, X, Z, implementation),)
-
-
-def pullback(name, mask, X, Z, implementation):
+def pulled(mask, X, Z, implementation):
     """Ṽ and the gradients of a weighting of it by X and Z."""
-    V_tilde, of_V_tilde = jax.vjp(lambda X, Z: ATTENTIONS[name](mask, X, Z, implementation), X, Z)
-    return V_tilde, *of_V_tilde(jnp.cos(V_tilde))
+    return cases.pulled(lambda X, Z: alg.mh_attention(X, Z, W, mask, implementation=implementation), X, Z)
 
 
-printed_pullback = jax.jit(functools.partial(pullback, implementation="paper"), static_argnums=0)
-
-
-@functools.cache
-def expected_of_masks(name, kind, n):
-    """Sequence by sequence, by the printed lines, from the mask as an array."""
-    batched, _, as_array = BATCHED_MASKS[kind]
-    results = [
-        printed_pullback(name, jnp.asarray(as_array(batched[n][a if n == A else b])), Q[a, b], V[a, b])
-        for a in range(A)
-        for b in range(B)
-    ]
-    return [np.stack(part).reshape(A, B, *part[0].shape) for part in zip(*results, strict=True)]
+printed = jax.jit(functools.partial(pulled, implementation="paper"))
 
 
 @pytest.mark.sampled(1, tests=6)
 @pytest.mark.parametrize(
-    ("f", "name", "kind", "n"),
-    cases.quick_of(
-        [
-            (value, "mh_attention", "length", A),
-            (value, "mh_attention", "array", A),
-            (pullback, "scaled_dot_product_attention", "documents", A),
-        ],
-        itertools.product((value, pullback), ATTENTIONS, BATCHED_MASKS, (A, B)),
-    ),
+    ("kind", "n"),
+    cases.quick_of([("length", A), ("array", A), ("documents", B)], itertools.product(BATCHED_MASKS, (A, B))),
 )
 @implementations
-def test_a_mask_of_one_of_two_nested_vmaps(f, name, kind, n, implementation):
-    batched, make_mask, _ = BATCHED_MASKS[kind]
+def test_a_mask_of_one_of_two_nested_vmaps(kind, n, implementation):
+    """As sequence by sequence, from the mask as an array."""
+    batched, make_mask, as_array = BATCHED_MASKS[kind]
 
     def of_sequence(what, X, Z):
-        return f(name, make_mask(what), X, Z, implementation)
+        return pulled(make_mask(what), X, Z, implementation)
 
     inner = jax.vmap(of_sequence, (0 if n == B else None, 0, 0))
     results = jax.jit(jax.vmap(inner, (0 if n == A else None, 0, 0)))(batched[n], Q, V)
-    for part, actual, expected in zip(("Ṽ", "dX", "dZ"), results, expected_of_masks(name, kind, n), strict=False):
-        cases.assert_close(actual, expected, 1e-12, part)
-
-
-x, z = cases.random_tokens(A, B, 7), cases.random_tokens(A, B, 5, seed=1)
-
-
-# One objective of everything that has backward rules: attention, linear maps, norms, embedding and loss.
-x1, l1 = cases.random_tokens(B, 7), cases.array([2, 7, 1])
-
-
-def objective(theta, x, length, implementation):
-    X = alg.e_hidden_state(x, theta, length=length, implementation=implementation)
-    return alg.log_loss(X, theta.W_u, x, implementation=implementation)
-
-
-# name → (function of arrays of one sequence and the implementation, the arrays of a batch of them)
-OF_SEQUENCES = {
-    "attention": (
-        lambda Q, K, V, how: (
-            alg.scaled_dot_product_attention(Q, K, V, alg.UNIDIRECTIONAL & alg.padding(4), implementation=how) ** 2
-        ).sum(),
-        [cases.array(np.asarray(a)[0]) for a in (Q, K, V)],
-    ),
-    "log_loss": (
-        lambda X, W_u, b_u, how: alg.log_loss(X, W_u, jnp.arange(L), b_u=b_u, label_smoothing=0.1, implementation=how),
-        (Q[0], cases.normal(B, 17, 5), cases.normal(B, 17)),
-    ),
-}
-
-
-@pytest.mark.sampled(1, tests=6)
-@pytest.mark.parametrize(
-    ("name", "implementation"),
-    cases.quick_of(
-        [("attention", "dense"), ("attention", "blockwise"), ("log_loss", "auto")],
-        itertools.product(OF_SEQUENCES, EVERY),
-    ),
-)
-def test_loops_and_checkpoints_inside_and_outside_of_gradients(name, implementation):
-    f, arrays = OF_SEQUENCES[name]
-    f, printed = (functools.partial(f, how=how) for how in (implementation, "paper"))
-    by_all, again = tuple(range(3)), jax.checkpoint(f)
-
-    @jax.jit
-    def gradients(arrays):
-        return {
-            "lax.map of the gradient": jax.lax.map(lambda a: jax.grad(f, by_all)(*a), arrays),
-            "vmap of a checkpoint": jax.grad(lambda arrays: jax.vmap(again)(*arrays).sum())(arrays),
-            "lax.map of a checkpoint": jax.grad(lambda arrays: jax.lax.map(lambda a: again(*a), arrays).sum())(arrays),
-        }
-
-    expected = jax.jit(jax.vmap(jax.grad(printed, by_all)))(*arrays)
-    for how, of_batch in gradients(arrays).items():
-        for actual, of_loop in zip(of_batch, expected, strict=True):
-            cases.assert_close(actual, of_loop, 1e-12, how)
+    for a, b in np.ndindex(A, B):
+        expected = printed(jnp.asarray(as_array(batched[n][a if n == A else b])), Q[a, b], V[a, b])
+        for part, actual, of_loop in zip(("Ṽ", "dX", "dZ"), results, expected, strict=True):
+            cases.assert_close(actual[a, b], of_loop, 1e-12, part)
 
 
 @pytest.mark.parametrize(
@@ -154,11 +71,17 @@ def test_loops_and_checkpoints_inside_and_outside_of_gradients(name, implementat
 )
 def test_nothing_leaks(implementation):
     """``jax.checking_leaks`` raises where a traced value outlives its transformation."""
-    gradient = functools.partial(jax.grad(objective), implementation=implementation)
-    of_one = jax.grad(lambda theta: alg.ed_hidden_state(x1, x1, theta, implementation=implementation)[0, 0, 0])
-    with jax.checking_leaks():
-        jax.jit(jax.vmap(gradient, (None, 0, 0))).trace(E, x1, l1)
-        jax.jit(of_one).trace(ED)
+    names = ("e_token_losses", "ed_hidden_state", "d_token_losses, of columns", "mh_attention, holes, dropped")
+    for name in names:
+        by = next(iter(functions.CASES[name].floats))
+
+        def gradient(given, name=name, by=by):
+            floats = functions.CASES[name].floats | given
+            return jax.grad(lambda W: functions.called(name, implementation, **given | {by: W}).sum())(floats[by])
+
+        with jax.checking_leaks():
+            axes = functions.batch_axes(name)
+            jax.jit(jax.vmap(gradient, (axes,))).trace(functions.of_batch(name, (3,)))
 
 
 # Ahead of time. The program stands for any length, or the function says that it cannot.
@@ -220,7 +143,7 @@ def test_an_exported_loss_of_the_next_tokens(implementation):
         X = alg.d_hidden_state(x[..., :-1], theta, implementation=implementation)
         return alg.log_loss(X, theta.W_u, x[..., 1:], implementation=implementation)
 
-    program, x = jax.jit(jax.value_and_grad(loss)), cases.random_tokens(3, 9, n=17)
+    program, x = jax.jit(jax.value_and_grad(loss)), cases.random_tokens(3, 5, n=7)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), D)
     exported = jax.export.export(program)(shapes, jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, l"), x.dtype))
     cases.assert_trees_close(exported.call(D, x), program(D, x), 1e-11)

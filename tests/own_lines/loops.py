@@ -31,8 +31,8 @@ def heads_of(line, X, Z, W):
     for h in range(H):
         g = h // (H // H_kv)
         Q, K, V = W.heads.W_q[h] @ X, W.heads.W_k[g] @ Z, W.heads.W_v[g] @ Z
-        rotates = line.positions is not None
-        yield (*(rotated(Y, line.positions.base) if rotates else Y for Y in (Q, K)), V)
+        base = getattr(line.positions, "base", None)
+        yield (*(rotated(Y, base) if base else Y for Y in (Q, K)), V)
 
 
 def sinks(line, X, Z, W, mask):
@@ -98,6 +98,27 @@ def latent(line, X, Z, W, mask):
         Q = np.concatenate([W.W_q[h] @ X, rotated(W.W_qr[h] @ X, line.positions.base)])
         K, V = np.concatenate([W.W_k[h] @ C, K_r]), W.W_v[h] @ C
         Y.append(np.stack([V @ map_of(K, Q, mask, t_x) for t_x in range(X.shape[1])], axis=1))
+    return W.W_o @ np.concatenate(Y)
+
+
+def ordered(line, X, Z, W, mask):
+    Y = []
+    for h, (Q, K, V) in enumerate(heads_of(line, X, Z, W)):
+        log_f, columns = -np.log1p(np.exp(-Q[0])), []
+        for t_x in range(X.shape[1]):
+            seen = np.flatnonzero(mask[:, t_x])
+            decay = W.W_o[h, 0] * np.array([log_f[t_z + 1 : t_x + 1].sum() for t_z in seen])
+            columns.append(V[:, seen] @ softmax(K[:, seen].T @ Q[:, t_x] / np.sqrt(len(Q)) + decay))
+        Y.append(np.stack(columns, axis=1))
+    return W.W_o @ np.concatenate(Y)
+
+
+def slopes(line, X, Z, W, mask):
+    Y, t_z, t_x = [], np.arange(Z.shape[1])[:, None], np.arange(X.shape[1])
+    for h, (Q, K, V) in enumerate(heads_of(line, X, Z, W)):
+        S = K.T @ Q / np.sqrt(len(Q)) - np.exp(W.of_positions.a[h]) * np.abs(t_z - t_x)
+        A = np.exp(np.where(mask, S, -np.inf))
+        Y.append(V @ (A / A.sum(axis=0)))
     return W.W_o @ np.concatenate(Y)
 
 

@@ -1,9 +1,12 @@
 """What the compilers make of an update on many accelerators: who has what, and what is moved."""
 
+from importlib import metadata
+
 import pytest
 
 from algorithms import GPT2, DTransformerConfig, count_params, init_d_transformer
 from tests.scripts.test_accelerators import report_of
+from training.benchmarks.accelerators import compilers
 from training.benchmarks.accelerators.programs import read
 from training.commands import scaling
 from training.tasks.flops import score_flops
@@ -77,6 +80,15 @@ def test_half_of_the_pairs_of_tokens_count_in_one_of_the_two_utilizations():
     assert found.mfu(chip, halved=True) == (0.25, 0.5)
     c = DTransformerConfig(N_V=7, l_max=8, L=3, H=2, d_e=8, d_mlp=5, d_attn=6, d_mid=10, variant=GPT2)
     assert score_flops(c, 3, 5, 8) == 3 * 2 * (2 * 5 * 8 * 6 + 2 * 5 * 8 * 10)
+
+
+def test_a_missing_compiler_is_named(monkeypatch):
+    def version(package):
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(ModuleNotFoundError, match="jax-cuda12-plugin is not installed: pip install 'jax"):
+        compilers.h100(8)
 
 
 def dims(shape):

@@ -2,13 +2,17 @@
 
 import itertools
 import json
+import os
 import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from training.loop.cost import with_unrolling
 
+ROOT = Path(__file__).resolve().parents[2]
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
 SIZES = {"l_max": 16, "L": 1, "H": 2, "d_e": 8, "d_mlp": 8}
 TINY = {f"--{name}": size for name, size in SIZES.items()}
@@ -72,6 +76,15 @@ def test_several_accelerators_share_the_work(train, text, monkeypatch, tmp_path)
     status, out, err = train("d", "--data", text, "--dry-run")
     assert err.startswith("note: 7 of 8 devices are idle: for --mesh data=8, batch_size is 4")
     assert '    --mesh ""\n' in out
+
+
+def test_a_cpu_is_several_devices_as_documented(text, tmp_path):
+    words = ["scripts/train.py", "d", "--data", text, "--run", tmp_path / "run", "--mesh", "data=2", "--dry-run"]
+    words += itertools.chain(*(TINY | {"--batch-size": 8}).items())
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "NPROC": "4", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert "devices: 2 × cpu (data=2)\n" in done.stdout
 
 
 @pytest.mark.parametrize(("flags", "unrolled"), [([], True), (["--no-unroll"], False), (["--L", "49"], False)])

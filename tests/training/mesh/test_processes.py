@@ -11,10 +11,12 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
 from tests.training.loop.test_resume import ROOT, TEXT, training, wait_until
+from training.command_line import supervision
 from training.mesh.processes import COURSE, SILENCE, Processes, ProcessesError
 from training.runs.directory import RunDirectory
 from training.runs.metrics import read_metrics
@@ -297,6 +299,24 @@ def test_processes_that_differ_are_refused_in_each(command, tmp_path, of_last, s
 def test_invalid_counts_fail_before_connecting(arguments, message):
     with pytest.raises(ProcessesError, match=message):
         Processes().join(*arguments, on_loss=pytest.fail)
+
+
+def test_without_a_cluster_the_flags_are_named(monkeypatch):
+    def initialize(*_, **__):
+        raise ValueError("coordinator_address should be defined")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    says = r"--coordinator: expected a cluster that JAX detects, got none \(.*\); give HOST:PORT, --num-processes and"
+    with pytest.raises(ProcessesError, match=says):
+        Processes().join("auto", None, None, on_loss=pytest.fail)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the pipe ends with the process
+def test_a_coordinator_that_never_comes_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(supervision, "WORKER", "import os; os.abort()")  # as JAX does after its timeout
+    assert supervision.supervise([], who="process 1", advice=lambda: "restart all") == 1
+    said = "process 1 found no coordinator, or not all of the others, or its port is taken; restart all (JAX's log is "
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--num-processes", "--process-id"])
