@@ -26,9 +26,7 @@ HEAD, HEADS = head_params(d_x=11, d_z=13), mh_params(d_x=11, d_z=13, d_out=19)
 W_U = cases.normal(17, 11, seed=1)
 implementations = pytest.mark.parametrize("implementation", cases.IMPLEMENTATIONS)
 exact_and_default = pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)
-# The quick tests leave out what is a part of something else here.
-QUICK = {"attention", "mh_attention, holes, dropped", "token_losses", "log_loss", "e_transformer", "layer_norm"}
-QUICK |= {"d_hidden_state, packed", "d_inference", "unembedding", "single_query_attention"}
+QUICK = [name for name in functions.BATCHED if "scaled_dot_product" not in name]
 
 
 def of_sequence(array, axis, index):
@@ -59,6 +57,7 @@ def test_a_batch_is_a_loop_over_its_sequences(name, batch):
 
 
 @pytest.mark.end_to_end
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in functions.BATCHED if batch_axes(name, shared=True)])
 def test_what_has_no_batch_axes_serves_every_sequence_of_a_batch(name):
     of_one = functions.CASES[name].floats | functions.CASES[name].others

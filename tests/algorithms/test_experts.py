@@ -58,6 +58,13 @@ def test_the_chosen_experts_give_what_all_do(name, shape):
     assert_trees_close(computed(line, "auto")(X, W), computed(line, "paper")(X, W))
 
 
+@pytest.mark.thorough
+def test_the_chosen_experts_drop_what_all_do():
+    W, X = parameters(LINES["GPT_OSS"]), normal(D_E, 2, 13)
+    options = {"dropout": 0.3, "key": jax.random.split(jax.random.key(0), 2)}
+    assert_trees_close(*(computed(LINES["GPT_OSS"], how, **options)(X, W) for how in ("auto", "paper")))
+
+
 @pytest.mark.parametrize("name", ["MIXTRAL", "OLMOE", "DEEPSEEK", "V2"])
 def test_weights_are_the_oracles(name):
     line, router = LINES[name], np.random.default_rng(1).normal(size=(LINES[name].n, 29))

@@ -83,10 +83,11 @@ QUICK = [
     ("layer_norm", "auto", 8, ("one by one",)),
     ("token_embedding", "auto", 4, ("outside",)),
 ]
-ALL = [(name, how, 4, tuple(WAYS)) for name in NAMES for how in functions.implementations_of(name)]
+ALL_AUTO = [(name, "auto", 4, ("inside",)) for name in NAMES]
+ALL = ALL_AUTO + [(name, how, 4, tuple(WAYS)) for name in NAMES for how in functions.implementations_of(name)]
 
 
-@pytest.mark.parametrize(("name", "implementation", "n", "ways"), cases.quick_of(QUICK, QUICK + ALL))
+@pytest.mark.parametrize(("name", "implementation", "n", "ways"), cases.quick_of(QUICK + ALL_AUTO, QUICK + ALL))
 def test_gradients_of_replicated_parameters_and_of_sharded_data(name, implementation, n, ways):
     floats, given = functions.CASES[name].floats, functions.of_batch(name, (B,))
     places = {n: P(*[None] * axis, "data") for n, axis in functions.batch_axes(name).items()}
