@@ -101,7 +101,7 @@ def load_run_data(
     size = corpus.n_bytes
     stores = tokenize(corpus, tokenizer, cache_dir=cache_dir, progress=lambda n: progress(n, size))
 
-    def examples(store: Any) -> Source:
+    def examples(store: Any) -> Examples:
         return EXAMPLES[settings.task](store, settings)
 
     train = mixture(stores.train, corpus.files, weights, examples) if weights else examples(stores.train)
