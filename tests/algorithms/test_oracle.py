@@ -5,9 +5,7 @@ mean 0 and variance (a^2 + b^2)/2, which is 25 for (7, 1), so that the head can 
 Each comment states the values after the line of the pseudocode it names.
 """
 
-import inspect
 import math
-import re
 from collections import namedtuple
 from types import SimpleNamespace
 
@@ -413,30 +411,3 @@ def test_rebuild_inverts_flatten():
     again = oracle.flatten(oracle.rebuild(theta, arrays))
     assert list(again) == list(arrays)
     assert all(again[path] is W for path, W in arrays.items())
-
-
-@pytest.mark.parametrize(
-    ("function", "lines"),
-    [
-        (oracle.token_embedding, []),
-        (oracle.positional_embedding, []),
-        (oracle.single_query_attention, [1, 2, 3, 4]),
-        (oracle.attention, [1, 2, 3, 4, 5]),
-        (oracle.mh_attention, [1, 2, 3]),
-        (oracle.layer_norm, [1, 2]),
-        (oracle.rms_norm, [2]),  # m = 0
-        (oracle.unembedding, [1]),
-        (oracle.ed_transformer, [*range(1, 9), *range(10, 20)]),  # line 9 is an end
-        (oracle.e_transformer, [*range(1, 9), 10, 11]),
-        (oracle.d_transformer, [*range(1, 9), 10]),
-        (oracle.ed_training, [1, 2, 5, 6]),  # lines 3 to 5 are those of the loss
-        (oracle.e_training, [1, 2, 3, 5, 9, 10]),
-        (oracle.d_training, [1, 2, 5, 6]),
-        (oracle.d_inference, [1, 2, 3, 4, 5, 6]),
-        (oracle.ed_inference, [1, 2, 3, 4, 5, 6, 7]),
-    ],
-)
-def test_every_line_of_the_pseudocode_is_tagged_once(function, lines):
-    tags = re.findall(r"^ +\w.*  # (line \d+|return)$", inspect.getsource(function), flags=re.MULTILINE)
-    ending = [] if function is oracle.unembedding else ["return"]  # Algorithm 7 numbers its return
-    assert tags == [*(f"line {n}" for n in lines), *ending]

@@ -83,7 +83,7 @@ QUICK = [
     ("layer_norm", "auto", 8, ("one by one",)),
     ("token_embedding", "auto", 4, ("outside",)),
 ]
-ALL_AUTO = [(name, "auto", 4, ("inside",)) for name in NAMES]
+ALL_AUTO = [(name, "auto", 4, ("inside",)) for name in NAMES if "theta" not in functions.CASES[name].floats]
 ALL = ALL_AUTO + [(name, how, 4, tuple(WAYS)) for name in NAMES for how in functions.implementations_of(name)]
 
 
