@@ -185,7 +185,8 @@ class Diagnosis:
             is_tail = not any(ok[other] for other in ids[ids.index(visit) :])
             if is_tail and self._shows_no_more(run):
                 break
-            if self._repair(run, visit):
+            is_softmax = (run.lines[visit].key.algorithm, run.lines[visit].key.line) == (4, "return")
+            if not (is_softmax and self._is_of_nothing(run, visit)) and self._repair(run, visit):
                 if len({kind_of(d.visit) for d in self.departures if d.kind == "unknown"}) < UNKNOWN:
                     continue
                 self._stop(run, visit)
@@ -204,11 +205,15 @@ class Diagnosis:
         """Return the text about a line that no choice explains, and the kind of its departure."""
         if self.lost is None:
             return "differs, by no choice of the catalogue", "unknown"
-        scores = run.lines.get(f"{run.lines[visit].key.place}:4.5")
-        if scores is not None and np.isneginf(np.real(scores.value)).all(-2).any():
+        if self._is_of_nothing(run, visit):
             return "it is NaN where a token has nothing to attend to: a softmax of −∞ alone is 0/0", "named"
         of = (f"the code's parameter {name}" for name, W in self.recording.parameters.items() if np.isnan(W).any())
         return f"is NaN, first in {next(of, self.lost.name)}", "unknown"
+
+    def _is_of_nothing(self, run: Reference, visit: str) -> bool:
+        """Whether the code has NaN, and a token of an attention has nothing to attend to."""
+        scores = run.lines.get(f"{run.lines[visit].key.place}:4.5")
+        return self.lost is not None and scores is not None and np.isneginf(np.real(scores.value)).all(-2).any()
 
     def _stop(self, run: Reference, visit: str) -> None:
         text = f"{UNKNOWN} lines have no name: the check stops, for what is behind would be guessed"
