@@ -60,33 +60,19 @@ def with_numbers_that_matter(variant: Any) -> Any:
 class VariantScenarios(Scenarios):
     """The runs of a variant, of one version of the code.
 
-    `package`: the package `algorithms`, or a mutated copy of it; `name`: of the variant; `seed`: of all inputs and
-    parameters; `sizes`: those that differ from the default; `implementation`: the implementation that functions
-    with a choice are asked for; `algorithm`: 8, 9 or 10; None: that of a published variant.
+    `name`: of the variant; `algorithm`: 8, 9 or 10; None: that of a published variant; the rest is as in `Scenarios`.
     """
 
     called = CALLED
 
     def __init__(
-        self,
-        package: ModuleType,
-        name: str,
-        *,
-        seed: int,
-        sizes: dict[str, int],
-        implementation: str,
-        algorithm: int | None = None,
+        self, package: ModuleType, name: str, *, sizes: dict[str, int], algorithm: int | None = None, **settings: Any
     ):
         self.name, self.algorithm = name, algorithm or ARCHITECTURES.get(name, 10)
         self.sharing = 2 if name in SHARING else 1
         self.record = self._record(package)
         L = max(3, len(small(self.record).attentions))
-        super().__init__(
-            package,
-            seed=seed,
-            sizes={**SIZES, "H": 2 * self.sharing, "L": L, **sizes},
-            implementation=implementation,
-        )
+        super().__init__(package, sizes={**SIZES, "H": 2 * self.sharing, "L": L, **sizes}, **settings)
         self.variant = with_numbers_that_matter(self.record)
         self.hidden = {
             type(line)

@@ -84,20 +84,11 @@ class Model:
 
 
 def write_book(every: list[Results], folder: pathlib.Path, root: pathlib.Path, only: str | None = None) -> pathlib.Path:
-    """Write the book.
+    """Write the book, and return the path of its index. Raises ValueError if the installed jinja2 is unsafe.
 
-    Args:
-        every: the results of a cross-check of the paper's algorithms, as far as it has come, followed by those of
-            published models.
-        folder: where to write the pages; created if it does not exist.
-        root: the root of the repository.
-        only: the name of a page to write, besides the index, while others are to come; None: all, and the source files.
-
-    Returns:
-        the path of the index.
-
-    Raises:
-        ValueError: if the installed jinja2 is unsafe.
+    `every`: the results of a cross-check of the paper's algorithms, as far as it has come, followed by those of published
+    models; `folder`: where to write the pages; created if it does not exist; `root`: the root of the repository; `only`:
+    the name of a page to write, besides the index, while others are to come; None: all, and the source files.
     """
     _check_installed()
     results, *variants = every
@@ -123,10 +114,9 @@ def write_book(every: list[Results], folder: pathlib.Path, root: pathlib.Path, o
 
 
 def write_pages(folder: pathlib.Path, pages: dict[str, tuple[str, dict[str, Any]]], **shared: Any) -> pathlib.Path:
-    """Write pages and their style; `pages`: file name → template and variables; returns the path of the index.
+    """Write pages and their style, and return the path of the index; `pages`: file name → template and variables.
 
-    Raises:
-        ValueError: if the installed jinja2 is unsafe.
+    Raises ValueError if the installed jinja2 is unsafe.
     """
     _check_installed()
     environment = _environment()
