@@ -5,6 +5,7 @@ functions raise TypeError for tokens that are not integers and for other archite
 that is empty, longer than l_max, or has an unknown token.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -22,6 +23,7 @@ from algorithms import (
     ETransformerConfig,
     ETransformerParams,
     bos_token,
+    d_hidden_state,
     d_token_losses,
     e_encoding,
     e_transformer,
@@ -29,11 +31,13 @@ from algorithms import (
     mask_token,
 )
 from algorithms.layers import zero_padding
+from algorithms.machinery.arrays import accumulation_dtype
 from training.generation import inputs
 from training.generation.buckets import bucketed, padded_rows
 from training.generation.inputs import Lengths, Tokens
 from training.tasks.classify import ClassifierParams, class_probabilities
 
+COLUMNS_AT_ONCE = 32
 _classes = jax.jit(class_probabilities)
 
 
@@ -63,6 +67,23 @@ def log_probabilities(
         context = bucketed(z, config.l_max), z_lengths
     losses = _losses(theta, context, bucketed(x, config.l_max), lengths)
     return -np.asarray(losses)[:, : x.shape[1] - 1]
+
+
+def scored(
+    theta: DTransformerParams, x: Tokens, *, lengths: Lengths, config: DTransformerConfig, n: int
+) -> tuple[Float[np.ndarray, "B m"], Int[np.ndarray, "B m n"], Float[np.ndarray, "B m n"]]:
+    """The log-probability of each token after the first of each sequence; the n likeliest tokens at its position, in
+    descending order; and their log-probabilities. All are meaningless after a sequence's last token, which is not read:
+    a sequence has at most l_max + 1.
+    """
+    inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
+    x, lengths = np.asarray(x), np.asarray(lengths)
+    following, _ = inputs.checked("x", x[:, 1:], np.maximum(lengths - 1, 1), config)
+    x, lengths = inputs.checked("x", x[:, :-1], np.maximum(lengths - 1, 1), config)
+    padded = bucketed(x, config.l_max), bucketed(following, config.l_max)
+    found = _scored(theta, *padded, lengths, n=n)
+    log_p, likeliest, of_likeliest = (np.asarray(array)[:, : x.shape[1]] for array in found)
+    return log_p, likeliest, of_likeliest
 
 
 def perplexity(log_p: Float[np.ndarray, "B m"], lengths: Int[np.ndarray, "B"]) -> float:
@@ -164,6 +185,23 @@ def _losses(theta: Any, context, x, lengths) -> Float[Array, "B l"]:
         return d_token_losses(x, theta, length=lengths)
     z, z_lengths = context
     return ed_token_losses(z, x, theta, z_length=z_lengths, length=lengths)
+
+
+@functools.partial(jax.jit, static_argnames=("n",))
+def _scored(theta: DTransformerParams, x, following, lengths, *, n: int):
+    x, following = zero_padding(x, lengths), zero_padding(following, lengths)
+    X = d_hidden_state(x, theta)
+
+    def of_column(column):  # a few at a time: the logits of all would be by far the largest array
+        X_t, v = column
+        scores = theta.variant.unembedding.logits(X_t[:, None], theta)[:, 0]
+        log_p = jax.nn.log_softmax(scores.astype(accumulation_dtype(scores.dtype)))
+        best, which = jax.lax.top_k(log_p, n)
+        return log_p[v], which, best
+
+    columns = jnp.moveaxis(X, 0, -1).reshape(-1, X.shape[0]), following.reshape(-1)
+    found = jax.lax.map(of_column, columns, batch_size=COLUMNS_AT_ONCE)
+    return tuple(array.reshape(*x.shape, *array.shape[1:]) for array in found)
 
 
 @jax.jit

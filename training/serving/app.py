@@ -28,7 +28,7 @@ from training.serving.memory import TooLargeError
 from training.serving.messages import tokenized
 from training.serving.openapi import REQUESTS, description
 from training.serving.requests import EmbeddingRequest
-from training.serving.served import ServedModel
+from training.serving.served import Decoder, ServedModel
 
 T = TypeVar("T")
 RETRY_AFTER = {"Retry-After": "1"}
@@ -133,9 +133,15 @@ class _Server:
 
     async def _generated(self, request: Request, parsed: Callable[[Any, ServedModel], Completion | Chat]) -> Response:
         """Answer a request for generated text, given the function that parses its JSON."""
-        engine = self._engine
+        model, engine = self._served.model, self._engine
         wanted = await asyncio.to_thread(parsed, await self._body(request), self._served)
+        assert isinstance(model, Decoder)
         assert engine is not None
+        if isinstance(wanted, Completion) and wanted.echo and wanted.logprobs is not None:
+            scores = await _unless_disconnected(self._alone(lambda: wanted.scored(model)), request)
+            if scores is None:
+                return _of(None)
+            wanted.scores = scores
         exchange = Exchange(wanted, self._served, int(self._clock()), self.metrics.used)
         engine.submit(exchange.jobs)
         if wanted.plan.stream:
@@ -146,11 +152,17 @@ class _Server:
             exchange.abandon()
 
     async def _alone(self, work: Callable[[], T]) -> T:
-        """Run a computation in a thread, one at a time. Raises FullError if too many wait."""
+        """Run a computation in the thread beside the engine's, one at a time. Raises FullError if too many wait."""
         self._pending = [pending for pending in self._pending if not pending.done()]
         if len(self._pending) >= self._served.limits.queue:
             raise FullError(f"{len(self._pending)} requests are waiting already; try again later")
-        self._pending.append(self._aside.submit(work))
+        lock = self._engine.lock if self._engine is not None else None
+
+        def in_turn() -> T:
+            with lock or contextlib.nullcontext():
+                return work()
+
+        self._pending.append(self._aside.submit(in_turn))
         return await asyncio.wrap_future(self._pending[-1])
 
     async def _body(self, request: Request) -> Any:

@@ -5,6 +5,7 @@ joins the running batch before the next token. Jobs are admitted in the order of
 rows, and memory for what they asked for.
 """
 
+import contextlib
 import dataclasses
 import threading
 from collections import deque
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from algorithms.machinery.devices import devices_sharing
 from training.data.tokenizers import Tokenizer
 from training.generation import Continuation, Generator, Sampling
 from training.generation.grammars import Grammar
@@ -37,10 +39,10 @@ class Token(NamedTuple):
 
     text: str  # the text that has become certain
     token: int
-    log_p: float  # its log-probability under the model
+    log_p: float | None  # its log-probability under the model; None: it is the first, which is not predicted
     likeliest: list[tuple[int, float]]  # the likeliest tokens at its position, and their log-probabilities
     finish: str | None  # "stop" or "length" if it is the last
-    start: int = 0  # where its text begins, in characters of the continuation
+    start: int = 0  # where its text begins, in characters of the continuation; of the prompt if it repeats some of that
     begins: bool = False  # whether a text begins there
 
 
@@ -112,6 +114,20 @@ class _Group(NamedTuple):
     parts: Iterator[ReadPrompts | None]
 
 
+class FairLock:
+    """A lock that threads get in turn: two programs that several devices begin in another order would wait forever."""
+
+    def __init__(self) -> None:
+        self._next, self._held = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._next:
+            self._held.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._held.release()
+
+
 class Engine:
     """Generates jobs side by side."""
 
@@ -131,6 +147,8 @@ class Engine:
         self._spared = 0  # for how many tokens fewer rows have been enough
         self._compiled: set[tuple[int, int]] = set()  # the rows and slots that batches have had
         self._untidy = False  # whether much memory was freed: a program was compiled, or a batch has ended
+        # what a thread holds while it computes with a model that several devices share; None on a single device
+        self.lock = FairLock() if devices_sharing(jax.tree.leaves(generator.theta)[0]) > 1 else None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -193,14 +211,15 @@ class Engine:
     def _run(self) -> None:
         """Read prompts and generate, part by part and token by token."""
         while self._has_work():
-            entering, read = self._read_part()
-            try:
-                self._advance(entering, read)
-            except Exception as error:  # whatever is wrong with this batch, the next one may succeed
-                failed = [*self._running.values(), *entering]
-                self._running, self._continuation = {}, self._empty()
-                self._release(failed)
-                self._fail(failed, error)
+            with self.lock or contextlib.nullcontext():
+                entering, read = self._read_part()
+                try:
+                    self._advance(entering, read)
+                except Exception as error:  # whatever is wrong with this batch, the next one may succeed
+                    failed = [*self._running.values(), *entering]
+                    self._running, self._continuation = {}, self._empty()
+                    self._release(failed)
+                    self._fail(failed, error)
             if self._untidy:
                 self._untidy = False
                 give_back_memory()

@@ -45,7 +45,7 @@ class Exchange:
                 named=plan.named,
                 grammar=None if plan.grammar is None else plan.grammar.copy(),
             )
-            for index in range(len(plan.prompts) * plan.n)
+            for index in range(len(plan.prompts) * plan.n if plan.l_gen else 0)
         ]
 
     def abandon(self) -> None:

@@ -22,7 +22,7 @@ class GenerationPlan(NamedTuple):
 
     prompts: list[Prompt]  # what to continue
     n: int  # continuations of each
-    l_gen: int  # most tokens of each
+    l_gen: int  # most tokens of each; 0 generates nothing
     sampling: Sampling  # how to draw them
     ends: Ends  # what ends them
     seed: int | None  # of the random draws; None: a random seed

@@ -55,7 +55,7 @@ class CompletionRequest(Generation):
     """A request to /v1/completions."""
 
     prompt: Texts
-    max_tokens: Annotated[int, Within(1, "tokens")] = 16
+    max_tokens: Annotated[int, Described("an integer")] = 16
     echo: Flag = False
     logprobs: Annotated[int, Within(0, MOST_LOGPROBS)] | None = None
     parse_special: Flag = True

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray
 
 from training.data.chat import converser, ends_of_turn
@@ -16,11 +16,11 @@ from training.generation.gato import of_text
 from training.generation.grammars import Grammars
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Prompt
-from training.generation.scoring import sentence_embeddings
+from training.generation.scoring import scored, sentence_embeddings
 from training.generation.text import AnswerError, Continuer, Options
 from training.runs.directory import Run
 from training.serving.calls import CallFormat, format_of
-from training.serving.memory import Budget
+from training.serving.memory import LIKELIEST, Budget
 
 TEXTS_AT_ONCE = 32
 
@@ -31,7 +31,7 @@ class Limits:
 
     body: int  # bytes of a request
     tokens: int  # tokens of a continuation
-    queue: int  # what may wait: continuations, or texts to embed; so a request has at most as many
+    queue: int  # what may wait: continuations, texts to embed and texts to score; so a request has at most as many
     seconds: float  # time for an answer, waiting included
     prefixes: int  # bytes of keys and values kept for later requests with the same prefix
     requests: int = 256  # requests that are answered at once
@@ -51,6 +51,8 @@ class Decoder:
     template: str  # the chat template
     calls: CallFormat | None  # how the template writes calls of tools, if it does
     grammars: Grammars  # of what it writes
+    # the log-probability of each token of a text after the first; the likeliest tokens at its position, and theirs
+    score: Callable[[list[int]], tuple[Float[ndarray, "m"], Int[ndarray, "m N"], Float[ndarray, "m N"]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,6 +93,13 @@ def _decoder_of(run: Run, limits: Limits, weights: Literal["int8"] | None) -> De
     serves = limits.prefixes and Prefixes.serve(generator.config.variant)
     generator.prefixes = Prefixes(limits.prefixes) if serves else None
 
+    def score(tokens: list[int]) -> tuple[Any, Any, Any]:
+        if len(tokens) < 2:  # the first is not predicted
+            return np.zeros(0), np.zeros((0, 0), np.int32), np.zeros((0, 0))
+        x, lengths, n = np.array([tokens]), np.array([len(tokens)]), min(LIKELIEST, run.config.N_V)
+        log_p, likeliest, of_likeliest = scored(run.theta, x, lengths=lengths, config=run.config, n=n)
+        return log_p[0], likeliest[0], of_likeliest[0]
+
     converses = run.tokenizer.chat_template is not None
     return Decoder(
         generator=generator,
@@ -100,6 +109,7 @@ def _decoder_of(run: Run, limits: Limits, weights: Literal["int8"] | None) -> De
         template=run.tokenizer.chat_template or "",
         calls=format_of(run.tokenizer) if converses else None,
         grammars=Grammars(run.tokenizer),
+        score=score,
     )
 
 

@@ -19,7 +19,7 @@ SIZES: dict[str, Any] = {"H": 4, "H_kv": 4, "d_e": 16, "d_mlp": 16}
 
 def answers(run, placement):
     """Texts and log-probabilities: greedy and drawn, in a conversation, streamed, of a prompt read again, and of many
-    clients at once.
+    clients at once, half of whom have their prompts scored.
     """
     model = load_run(run, placement=placement)
     of_run = serving_cases.of_run(model, converse=converser(model.tokenizer))
@@ -33,7 +33,8 @@ def answers(run, placement):
         with ThreadPoolExecutor(16) as pool:
             prompts = [MESSAGES[0]["content"][:n] for n in (1, 2, 3, 5, 6, 7)]
             generated = [pool.submit(ask, prompt=prompt, max_tokens=24) for prompt in prompts]
-        some += [answer.result() for answer in generated]
+            scored = [pool.submit(ask, prompt=prompt, max_tokens=0, echo=True) for prompt in prompts]
+        some += [answer.result() for answer in generated + scored]
         talk = functools.partial(client.chat.completions.create, model="small", messages=MESSAGES, max_tokens=8, seed=1)
         spoken = talk(logprobs=True)
         streamed = "".join(part.choices[0].delta.content or "" for part in talk(stream=True) if part.choices)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import e_encoding
+from algorithms import d_transformer, e_encoding
 from tests.run_cases import LETTERS
 
 openai = pytest.importorskip("openai")
@@ -32,6 +32,10 @@ def client(port):
 
 def talk(client, messages=MESSAGES, **options):
     return client.chat.completions.create(**{"model": "small", "messages": messages, "temperature": 0} | options)
+
+
+def distributions(model, tokens):
+    return np.asarray(d_transformer(jnp.asarray(tokens), model.theta))
 
 
 def test_an_answer_follows_the_template(client):
@@ -102,25 +106,48 @@ def test_what_is_no_conversation_is_refused(client, options, message):
         talk(client, **body)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("prompt", ["abc", [0, 1, 2], [LETTERS.bos_token, 0, 1, 2]])
-def test_echo_repeats_the_prompt(client, prompt):
+def test_echo_tells_the_prompt_and_its_log_probabilities(client, model, prompt):
     """A text follows bos, which is not the client's; tokens are taken as they are."""
-    plain, answer = complete(client, prompt), complete(client, prompt, echo=True)
-    shown = "[BOS]abc" if len(prompt) == 4 else "abc"
-    assert answer.choices[0].text == shown + plain.choices[0].text
+    plain = complete(client, prompt, logprobs=2)
+    answer = complete(client, prompt, logprobs=2, echo=True)
+    (choice,), (without,) = answer.choices, plain.choices
+    tokens = [LETTERS.bos_token, 0, 1, 2] if isinstance(prompt, str) else prompt
+    names = (
+        [{LETTERS.bos_token: "[BOS]"}.get(v) or LETTERS.decode([v]) for v in prompt] if tokens is prompt else [*"abc"]
+    )
+    n = len(names)
+    assert choice.text == "".join(names) + without.text
+    told, expected = choice.logprobs, without.logprobs
+    P = distributions(model, tokens)
+    assert told.tokens == [*names, *expected.tokens]
+    log_p = [None if t < 0 else np.log(P[tokens[t + 1], t]) for t in range(len(tokens) - 1 - n, len(tokens) - 1)]
+    assert told.token_logprobs[:n] == [p if p is None else pytest.approx(p, rel=1e-4) for p in log_p]
+    np.testing.assert_allclose(told.token_logprobs[n:], expected.token_logprobs, rtol=1e-6)
+    for t, best in zip(range(len(tokens) - 1 - n, len(tokens) - 1), told.top_logprobs[:n], strict=True):
+        wanted = t >= 0 and {int(v) for v in [*np.argsort(P[:, t])[-2:], tokens[t + 1]]}
+        texts = {LETTERS.name(v) if v in LETTERS.special_tokens else LETTERS.decode([v]): v for v in wanted or ()}
+        assert best == (
+            None if t < 0 else pytest.approx({text: np.log(P[v, t]) for text, v in texts.items()}, rel=1e-4)
+        )
+    starts = [len("".join(names[:i])) for i in range(n)]
+    assert told.text_offset == [*starts, *(len("".join(names)) + offset for offset in expected.text_offset)]
     assert answer.usage == plain.usage
-    assert answer.usage.prompt_tokens == 3 + (isinstance(prompt, str) or len(prompt) == 4)
-    with pytest.raises(openai.BadRequestError, match="echo and logprobs exclude each other"):
-        complete(client, prompt, echo=True, logprobs=0)
+    assert answer.usage.prompt_tokens == len(tokens)
 
 
-def test_a_prompt_without_bos_or_in_parts(client):
+def test_a_prompt_without_bos_in_parts_or_to_be_scored_alone(client):
     bare = complete(client, extra_body={"add_special_tokens": False})
     assert bare.usage.prompt_tokens == 3
     assert bare.choices == complete(client, [0, 1, 2]).choices
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]
     talked = [talk(client, [{"role": "user", "content": content}], max_tokens=5).choices for content in ("abc", parts)]
     assert talked[0] == talked[1]
+    (alone,) = complete(client, "abcdef", logprobs=0, echo=True, max_tokens=0).choices
+    (longer,) = complete(client, "abcdef", logprobs=0, echo=True).choices
+    assert (alone.text, alone.finish_reason) == ("abcdef", "length")
+    assert alone.logprobs.token_logprobs == longer.logprobs.token_logprobs[:6]
 
 
 def test_biases_rule_tokens_out_and_in(client):
