@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from algorithms import T5, EDTransformerConfig, ed_hidden_state, ed_transformer
+from algorithms import T5, EDTransformerConfig, ed_hidden_state
 from algorithms.lines import MLP, Distances
 from tests import interchange_cases as cases
 from tests.cases import quick_of, random_theta
@@ -248,15 +248,3 @@ def test_torch_nn_transformer(tmp_path, norm_first, tied, learned, shared, dtype
     if shared:
         written, tensors = ({re.sub("src_|tgt_", "", n): a for n, a in of.items()} for of in (written, tensors))
     cases.assert_bits(written, tensors)
-
-
-def test_an_output_bias_and_offsets_are_read_by_algorithm_8(tmp_path):
-    model = make("bart")
-    theta, config, _ = load_pretrained(cases.saved(model, tmp_path))
-    z, x = data(config)
-    P = ed_transformer(jnp.asarray(z), jnp.asarray(x), theta, z_length=jnp.asarray(Z_LENGTHS))
-    expected = np.moveaxis(theirs(model, z, x).softmax(-1).detach().numpy(), -1, 0)
-    cases.assert_same(P, expected, "float64", "P")
-    assert theta.W_p.shape[1] == config.l_max + 2
-    with pytest.raises(ValueError, match=r"x: expected at most l_max = 11 tokens, got 12; cut it into chunks"):
-        ed_transformer(jnp.asarray(z[0]), jnp.arange(12), theta)

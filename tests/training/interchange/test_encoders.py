@@ -47,20 +47,9 @@ MODERN |= {"num_attention_heads": 3, "intermediate_size": 7, "norm_eps": 0.1, "l
 MODERN |= {"rope_parameters": {f"{a}_attention": {"rope_type": "default", "rope_theta": b} for a, b in BASES.items()}}
 MODERN |= dict.fromkeys(("pad_token_id", "eos_token_id", "bos_token_id", "cls_token_id", "sep_token_id"))
 BIASES = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
-GEMMA = {
-    "vocab_size": 29,
-    "max_position_embeddings": 13,
-    "hidden_size": 18,
-    "num_hidden_layers": 7,
-    "rms_norm_eps": 0.1,
-}
-GEMMA |= {
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 10,
-    "intermediate_size": 7,
-    "sliding_window": 10,  # so that padding, too, sees a token: without one, transformers has NaN
-}
+GEMMA = {"vocab_size": 29, "max_position_embeddings": 13, "hidden_size": 18, "num_hidden_layers": 7}
+GEMMA |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10, "intermediate_size": 7}
+GEMMA |= {"rms_norm_eps": 0.1, "sliding_window": 10}  # so that padding sees a token: else transformers has NaN
 GEMMA |= {"use_bidirectional_attention": True, "query_pre_attn_scalar": 7, "rope_parameters": MODERN["rope_parameters"]}
 GEMMA |= dict.fromkeys(("pad_token_id", "eos_token_id", "bos_token_id"))
 MODELS = {

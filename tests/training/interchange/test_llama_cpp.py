@@ -143,12 +143,6 @@ def test_every_architecture_opens_with_the_same_logits_or_is_refused(name, tied,
     np.testing.assert_allclose(found, logits(X, theta), atol=APART.get(name, 2e-5))
 
 
-def test_heads_that_share_keys_are_refused_where_llama_cpp_has_none(tmp_path, x32):
-    theta, config = made("OLMOE", H_kv=2)
-    with pytest.raises(InterchangeError, match=r"olmoe has no keys shared by heads in llama.cpp \(H_kv = 2\)$"):
-        save_pretrained(tmp_path / "model.gguf", theta, config)
-
-
 @pytest.mark.parametrize("quantize", ["Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"])
 def test_quantized_matrices_open(quantize, tmp_path, x32):
     """With the logits of the numbers that the file holds, but for activations, which llama.cpp rounds to 8 bits."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import json
 import os
 import pickle
 import re
@@ -130,34 +129,55 @@ def test_the_documents_name_the_missing_line_of_refused_models():
     assert not said.keys() & ARCHITECTURES.keys()
 
 
-def test_damaged_files_are_refused(path, tmp_path):
+def test_truncated_weights_are_refused(path, tmp_path):
     whole = (path / "model.safetensors").read_bytes()
     for damaged in (whole[:-5], whole[:40], b"", b"not safetensors"):
         (path / "model.safetensors").write_bytes(damaged)
         assert "is damaged or not a safetensors file" in refused(path, tmp_path)
-    (path / "model.safetensors").unlink()
-    assert "holds no weights: expected model.safetensors or pytorch_model.bin" in refused(path, tmp_path)
-    (path / "config.json").write_text("{")
-    assert "config.json: expected a JSON object" in refused(path, tmp_path)
-    (path / "config.json").unlink()
-    assert "cannot read" in refused(path, tmp_path)
+
+
+def words(n):
+    """A tokenizer of n tokens."""
+    return tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(n)})).to_str()
+
+
+NESTED, INDEX = "[" * 200_000, "model.safetensors.index.json"
+FILES = [  # their contents, None of one that is removed, and the message
+    ({"model.safetensors": None}, "holds no weights: expected model.safetensors or pytorch_model.bin"),
+    ({"model.safetensors": None, INDEX: "[]"}, "cannot be read"),
+    ({"model.safetensors": None, INDEX: NESTED}, INDEX),
+    (
+        {"model.safetensors": None, INDEX: '{"weight_map": {"a": "../in/config.json"}}'},
+        "names files that are not beside",
+    ),
+    ({"model.safetensors": None, INDEX: '{"weight_map": {"a": "none"}}'}, "names files that are not beside it: none"),
+    ({"config.json": "{"}, "config.json: expected a JSON object"),
+    ({"config.json": None}, "cannot read"),
+    *(({f"{name}.json": NESTED}, f"{name}.json") for name in ("config", "tokenizer", "generation_config")),
+    ({"tokenizer.json": words(18)}, "the tokenizer has 18 tokens, but the model only N_V = 17"),
+    ({"tokenizer.json": "{"}, "is not a tokenizer that can be read"),
+    (
+        {"tokenizer.json": words(1), "target_tokenizer.json": "{}"},
+        "target_tokenizer.json is not a tokenizer that can be",
+    ),
+    (
+        {"tokenizer.json": words(1), "tokenizer_config.json": '{"chat_template": [{"name": ["a"], "template": 3}]}'},
+        "chat_template: expected a string, or several with one named default, got 3",
+    ),
+]
+
+
+@pytest.mark.parametrize(("files", "message"), FILES)
+def test_damaged_and_missing_files_are_refused(path, tmp_path, files, message):
+    for name, content in files.items():
+        (path / name).unlink(missing_ok=True) if content is None else (path / name).write_text(content)
+    assert message in refused(path, tmp_path)
 
 
 def test_a_tensor_of_another_kind_is_refused(path, tmp_path):
     tensors = tensors_of(path) | {"transformer.ln_f.bias": np.arange(6)}
     safetensors.numpy.save_file(tensors, path / "model.safetensors")
     assert "transformer.ln_f.bias has the type int64, expected floating-point numbers" in refused(path, tmp_path)
-
-
-def test_shards_must_be_beside_their_index(path, tmp_path):
-    (path / "model.safetensors").rename(path / "model-1.safetensors")
-    names = list(tensors_of(path))
-    for file, message in (("../in/model-1.safetensors", "names files that are not beside it"), ("none", "none")):
-        index = {"weight_map": dict.fromkeys(names, file)}
-        (path / "model.safetensors.index.json").write_text(json.dumps(index))
-        assert message in refused(path, tmp_path)
-    (path / "model.safetensors.index.json").write_text("[]")
-    assert "cannot be read" in refused(path, tmp_path)
 
 
 def test_the_wrong_number_of_layers_is_said_before_anything_is_made_of_it(path, tmp_path):
@@ -240,14 +260,6 @@ def test_what_is_not_a_file_is_refused(path, tmp_path, name, kind):
     (path / name).unlink(missing_ok=True)
     os.mkfifo(path / name) if kind == "a pipe" else (path / name).mkdir()
     assert f"expected a file, got {kind}" in refused(path, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["config", "tokenizer", "generation_config", "model.safetensors.index"])
-def test_deep_nesting_is_refused(path, tmp_path, name):
-    if name.startswith("model"):
-        (path / "model.safetensors").rename(path / "model-1.safetensors")
-    (path / f"{name}.json").write_text("[" * 200_000)
-    assert f"{name}.json" in refused(path, tmp_path)
 
 
 def full(*_, **__):
@@ -341,22 +353,6 @@ def test_stored_sinusoids_must_be_those_of_the_variant(tmp_path):
     tensors["model.encoder.embed_positions.weight"] = halves[:5].astype(np.float16)
     safetensors.numpy.save_file(tensors, tmp_path / "in" / "model.safetensors")
     convert(tmp_path / "in", tmp_path / "out")
-
-
-def test_a_tokenizer_of_another_model_is_refused(path, tmp_path):
-    tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(18)})).save(str(path / "tokenizer.json"))
-    assert "the tokenizer has 18 tokens, but the model only N_V = 17" in refused(path, tmp_path)
-    (path / "tokenizer.json").write_text("{")
-    assert "is not a tokenizer that can be read" in refused(path, tmp_path)
-
-
-def test_damaged_files_beside_a_tokenizer_are_refused(path, tmp_path):
-    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0})).save(str(path / "tokenizer.json"))
-    (path / "target_tokenizer.json").write_text("{}")
-    assert "target_tokenizer.json is not a tokenizer that can be read" in refused(path, tmp_path)
-    (path / "target_tokenizer.json").unlink()
-    (path / "tokenizer_config.json").write_text('{"chat_template": [{"name": ["a"], "template": 3}]}')
-    assert "chat_template: expected a string, or several with one named default, got 3" in refused(path, tmp_path)
 
 
 def test_a_configuration_with_other_lines_than_the_parameters_is_refused(tmp_path):

@@ -44,35 +44,27 @@ def pieces_of(path, texts, size):
 def marian(path, *, separate):
     """A model whose IDs are in another order than SentencePiece's, and lack one of its pieces."""
     source, target = pieces_of(path / "source", CORPUS, 40), pieces_of(path / "target", [*CORPUS[::-1], "mat"], 36)
-    every = ["</s>", "<unk>", *sorted({*source, *target}), ">>de<<", "<pad>"]
-    if separate:
-        vocabularies = {
-            "vocab.json": ["</s>", "<unk>", *source[::-1], ">>de<<", "<pad>"],
-            "target_vocab.json": ["</s>", "<unk>", *target, "<pad>"],
-        }
-    else:
-        vocabularies = {"vocab.json": every}
+    of_source = source[::-1] if separate else sorted({*source, *target})
+    vocabularies = {"vocab.json": ["</s>", "<unk>", *of_source, ">>de<<", "<pad>"]}
+    vocabularies |= {"target_vocab.json": ["</s>", "<unk>", *target, "<pad>"]} if separate else {}
     for name, pieces in vocabularies.items():
         (path / name).write_text(json.dumps({piece: i for i, piece in enumerate(pieces) if piece != source[7]}))
     (path / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": separate}))
-    N_V_z, N_V = (len(vocabularies[n]) for n in ("vocab.json", "target_vocab.json" if separate else "vocab.json"))
+    N_V_z, N_V = (len([*vocabularies.values()][i]) for i in (0, -1))
     of_target = {"decoder_vocab_size": N_V, "share_encoder_decoder_embeddings": False} if separate else {}
-    special = {"pad_token_id": N_V - 1, "decoder_start_token_id": N_V - 1, "eos_token_id": 0}
-    special |= {"forced_eos_token_id": None}
+    special = dict.fromkeys(("pad_token_id", "decoder_start_token_id"), N_V - 1)
+    special |= {"eos_token_id": 0, "forced_eos_token_id": None}
     config = transformers.MarianConfig(**SIZES, vocab_size=N_V_z, **of_target, **special)
     cases.saved(cases.randomized(torch, transformers.MarianMTModel(config)), path, "float32")
     return transformers.MarianTokenizer.from_pretrained(path)
 
 
-MODELS = {"marian": (marian, False), "marian-two": (marian, True)}
-kinds = pytest.mark.parametrize("kind", MODELS)
+kinds = pytest.mark.parametrize("kind", ["marian", "marian-two"])
 
 
 def made(kind, path):
     path.mkdir()
-    make, separate = MODELS[kind]
-    theirs = make(path, separate=separate)
-    return theirs, load_pretrained(path)
+    return marian(path, separate=kind == "marian-two"), load_pretrained(path)
 
 
 @kinds
