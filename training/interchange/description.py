@@ -111,6 +111,13 @@ class Fields:
         fits = isinstance(value, list) and all(isinstance(one, str) for one in value)
         return next(iter(self._checked(name, value, fits, "a list of strings")), "")
 
+    def named(self, *known: str) -> str:
+        """Return the name of the model's class, the first of those known if it is missing; another is noted."""
+        name = self.first("architectures") or known[0]
+        if name not in known:
+            self.needs.append(f"the head of {name}")
+        return name
+
     def table(self, name: str) -> dict[str, Any]:
         """Return an object; empty if missing."""
         value = self.get(name, {})

@@ -7,17 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from algorithms import BART, MARIAN, T5
-from training.interchange.description import (
-    Architecture,
-    Field,
-    Fields,
-    Model,
-    fields_of,
-    theirs,
-    unlike,
-    value_at,
-    written,
-)
+from training.interchange import description
+from training.interchange.description import Architecture, Field, Fields, Model, fields_of, value_at, written
 from training.interchange.mapping import HEADS, HIDDEN, Table, each, rows
 
 NAMES = {"bart": "BartForConditionalGeneration", "marian": "MarianMTModel"}
@@ -47,9 +38,7 @@ def layer_rows(
 
 
 def _read(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
-    named = fields.first("architectures") or NAMES[kind]
-    if named != NAMES[kind]:
-        fields.needs.append(f"the head of {named}")
+    fields.named(NAMES[kind])
     for name, size in (("attention_heads", "H"), ("ffn_dim", "d_mlp")):
         fields.require(f"decoder_{name}", found[size], f"a decoder with other {name} than the encoder")
     for flag in ("normalize_before", "add_final_layer_norm", "add_bias_logits"):
@@ -63,7 +52,9 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str
 
 
 def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
-    return [] if kind == "marian" else unlike(model.config.N_V_z, None, "separate vocabulary for the context")
+    return (
+        [] if kind == "marian" else description.unlike(model.config.N_V_z, None, "separate vocabulary for the context")
+    )
 
 
 def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
@@ -108,9 +99,7 @@ def _architecture(kind: str) -> Architecture:
 
 
 def _read_t5(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
-    named = fields.first("architectures") or T5_NAME
-    if named not in (T5_NAME, "T5WithLMHeadModel"):
-        fields.needs.append(f"the head of {named}")
+    fields.named(T5_NAME, "T5WithLMHeadModel")
     said = str(fields.get("feed_forward_proj", "relu"))
     gate, _, activation = said.rpartition("-")
     if gate not in ("", "gated"):
@@ -127,7 +116,9 @@ def _read_t5(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: 
 
 def _mlp_of_t5(config: Any) -> str:
     """Return the nonlinearity, and whether it is of a gate."""
-    return f"{'gated-' if value_at(config, 'mlp.gated') else ''}{theirs(value_at(config, 'mlp.activation'))}"
+    return (
+        f"{'gated-' if value_at(config, 'mlp.gated') else ''}{description.theirs(value_at(config, 'mlp.activation'))}"
+    )
 
 
 def _t5_tensors(model: Model, state: dict[str, Any], kind: str) -> Table:

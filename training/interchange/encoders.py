@@ -4,17 +4,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from algorithms import ALBERT, BERT, ROBERTA, Variant
-from training.interchange.description import (
-    Architecture,
-    Field,
-    Fields,
-    Model,
-    Need,
-    fields_of,
-    unlike,
-    value_at,
-    written,
-)
+from training.interchange import description
+from training.interchange.description import Architecture, Field, Fields, Model, Need, fields_of, unlike, written
 from training.interchange.mapping import HEADS, Table, each, rows
 
 SIZES = "N_V L H d_e d_mlp"
@@ -35,7 +26,7 @@ class Kind(NamedTuple):
     sizes: tuple[Any, ...]  # our names, the fields' names and their defaults
     layer: str  # the prefix of a layer's tensors, # for its number
     parts: str  # the names in a layer of the modules that `LAYER` has
-    head: tuple[str, str, str, str]  # the names of W_f, of the norm after it, of W_u, and of b_u
+    head: str  # the names of W_f, of the norm after it, of W_u, and of b_u
     pooler: str = "pooler.dense"  # the name of W_pool
     plain: bool = False  # whether ε is fixed at 1e-12 and there are no token types, as in DistilBERT
     ignored: tuple[str, ...] = ()  # further patterns of tensors that are not parameters
@@ -48,12 +39,7 @@ OWN: dict[str, Kind] = {
         (SIZES, OF_BERT, 30522, 12, 12, 768, 3072),
         "encoder.layer.#",
         PARTS,
-        (
-            "cls.predictions.transform.dense",
-            "cls.predictions.transform.LayerNorm",
-            "cls.predictions.decoder",
-            "cls.predictions.bias",
-        ),
+        each("cls.predictions.{}", "transform.dense transform.LayerNorm decoder bias"),
         ignored=("cls.seq_relationship.*", "cls.predictions.bias"),  # an untied checkpoint does not use the bias
     ),
     "roberta": Kind(
@@ -62,7 +48,7 @@ OWN: dict[str, Kind] = {
         (SIZES, OF_BERT, 50265, 12, 12, 768, 3072),
         "encoder.layer.#",
         PARTS,
-        ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
+        each("lm_head.{}", "dense layer_norm decoder bias"),
     ),
     "distilbert": Kind(
         ("DistilBertForMaskedLM", "DistilBertModel"),
@@ -70,7 +56,7 @@ OWN: dict[str, Kind] = {
         (SIZES, "vocab_size n_layers n_heads dim hidden_dim", 30522, 6, 12, 768, 3072),
         "transformer.layer.#",
         f"{each('attention.{}_lin', 'q k v out')} sa_layer_norm output_layer_norm ffn.lin1 ffn.lin2",
-        ("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
+        "vocab_transform vocab_layer_norm vocab_projector vocab_projector.bias",
         plain=True,
     ),
     "albert": Kind(
@@ -83,7 +69,7 @@ OWN: dict[str, Kind] = {
         ),
         "encoder.albert_layer_groups.#.albert_layers.0",
         f"{each('attention.{}', 'query key value dense LayerNorm')} full_layer_layer_norm ffn ffn_output",
-        ("predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias"),
+        each("predictions.{}", "dense LayerNorm decoder bias"),
         pooler="pooler",
     ),
 }
@@ -96,10 +82,8 @@ def _name(own: Kind, fields: Fields, names: Sequence[str]) -> str:
     if named == "BertForPreTraining":  # its next-sentence head is ignored
         return own.names[0]
     if named:
-        if named not in own.names:
-            fields.needs.append(f"the head of {named}")
-        return named
-    if any(name.startswith(own.head[0]) for name in names):
+        return fields.named(*own.names)
+    if any(name.startswith(own.head.split()[0]) for name in names):
         return own.names[0]
     return own.names[-1] if "classifier.weight" in names else own.names[1]
 
@@ -144,7 +128,7 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     if model.task == "classify":
         lacks += unlike(v.pooler, True, "classifier without a pooler")
         lacks += unlike(v.head, False, "classifier that keeps a masked-token head")
-    if kind == "roberta" and v.head and (activation := value_at(c, "mlp.activation")) != "gelu":
+    if kind == "roberta" and v.head and (activation := description.value_at(c, "mlp.activation")) != "gelu":
         lacks.append(f"head with the activation {activation!r}")
     if own.plain:
         lacks += unlike(v.pooler, False, "pooler = True") + unlike(c.N_types, 0, "token types")
@@ -175,7 +159,7 @@ def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
         return {**table, "classifier.*": "*_c"}
     if not v.head:
         return table
-    W_f, after, W_u, b_u = own.head
+    W_f, after, W_u, b_u = own.head.split()
     table |= {f"{W_f}.*": "*_f", f"{after}.*": "norm.*"}
     if kind == "bert" and not c.tied:
         return {**table, f"{W_u}.*": "*_u"}

@@ -5,20 +5,9 @@ from typing import Any
 
 from algorithms import ETTIN, LLADA, MODERNBERT, Variant
 from algorithms.lines import MLP, Attention
-from training.interchange import llama_like
+from training.interchange import description, llama_like
 from training.interchange.decoders import OF_SIZES, SIZES
-from training.interchange.description import (
-    Architecture,
-    Field,
-    Fields,
-    Layers,
-    Model,
-    Need,
-    fields_of,
-    theirs,
-    unlike,
-    written,
-)
+from training.interchange.description import Architecture, Field, Fields, Layers, Model, fields_of, only, written
 from training.interchange.mapping import HEADS, Table, rows
 from training.interchange.rotary import FULL, SHARE, SLIDING, Positions
 
@@ -37,10 +26,7 @@ def _every_third(fields: Fields, L: int) -> list[str]:
 
 def _read_modernbert(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
     known = (CAUSAL,) if kind == DECODER else (MASKED if "head.dense.weight" in names else BARE, MASKED, BARE)
-    named = fields.first("architectures") or known[0]
-    if named not in known:
-        fields.needs.append(f"the head of {named}")
-    masked, biases = named != BARE, fields.flag("mlp_bias", False)
+    masked, biases = fields.named(*known) != BARE, fields.flag("mlp_bias", False)
     if masked:
         fields.require("classifier_bias", biases, "biases of the head other than those of the MLPs")
         hidden = fields.get("hidden_activation", "gelu")
@@ -60,10 +46,10 @@ def _write_modernbert(model: Model, state: dict[str, Any], kind: str) -> list[st
     state["local_attention"] = 128 if local.window is None else 2 * (local.window - (kind != DECODER))
     state["decoder_bias"] = v.unembedding.bias
     if v.mlp is not None:
-        activation = theirs(v.mlp.activation or "gelu")
+        activation = description.theirs(v.mlp.activation or "gelu")
         state |= dict.fromkeys(("mlp_bias", "classifier_bias"), v.mlp.biases)
         state |= dict.fromkeys(("hidden_activation", "classifier_activation"), activation)
-    return ["classifier"] * (model.task == "classify") + unlike(getattr(c, "N_types", 0), 0, "token types")
+    return ["classifier"] * (model.task == "classify") + description.unlike(getattr(c, "N_types", 0), 0, "token types")
 
 
 def _tensors_of_modernbert(model: Model, state: dict[str, Any], kind: str) -> Table:
@@ -126,7 +112,9 @@ def _read_gemma(fields: Fields, found: dict[str, Any], names: Sequence[Any], kin
 def _write_gemma(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     window = state["sliding_window"]
     state["sliding_window"] = GEMMA.lines[SLIDING].window if window is None else 2 * (window - 1)
-    return unlike(model.task, "e", "classifier") + unlike(model.config.N_types, 0, "token types")
+    return description.unlike(model.task, "e", "classifier") + description.unlike(
+        model.config.N_types, 0, "token types"
+    )
 
 
 def _tensors_of_gemma() -> dict[str, str]:
@@ -171,12 +159,8 @@ KINDS = {
         LLADA,
         [
             *written(model_type="llada", architectures=["LLaDAModelLM"], vocab_size=lambda c: c.N_V),
-            *(Need(name, value, "other lines than LLaDA's") for name, value in FIXED.items()),
-            *written(**FIXED),
-            *fields_of(
-                "N_V l_max L H d_e d_mlp",
-                "embedding_size|vocab_size max_sequence_length n_layers n_heads d_model mlp_hidden_size",
-            ),
+            *(field for name, value in FIXED.items() for field in only(name, value, "other lines than LLaDA's")),
+            *fields_of(SIZES, "embedding_size|vocab_size max_sequence_length n_layers n_heads d_model mlp_hidden_size"),
             Field("n_kv_heads", "H_kv", lambda found: found["H"]),
             Field("activation_type", "mlp.activation", "silu"),
             Field("rms_norm_eps", "norm.epsilon", 1e-5),

@@ -82,6 +82,8 @@ GLM4_MOE = {**ROTARY, **_ROUTED, **_GROUPS}
 DELTA = ROTARY | keys("""
     ssm.conv_kernel linear_conv_kernel_dim          ssm.state_size linear_key_head_dim
     ssm.group_count linear_num_key_heads            ssm.time_step_rank linear_num_value_heads
+    full_attention_interval full_attention_interval=4
+    ssm.inner_size linear_num_value_heads*linear_value_head_dim
 """)
 _WITH_SHARED = {**CHOICE, **WIDTH, **keys(f"{SHARED_LENGTH} {QWEN}")}
 QWEN2_MOE = ROTARY | _WITH_SHARED
@@ -97,25 +99,20 @@ NEMOTRON = {
     attention.layer_norm_rms_epsilon layer_norm_epsilon
     ssm.conv_kernel conv_kernel                     ssm.state_size ssm_state_size
     ssm.group_count n_groups                        ssm.time_step_rank mamba_num_heads
+    ssm.inner_size mamba_num_heads*mamba_head_dim
     expert_count n_routed_experts=null              expert_used_count num_experts_per_tok=null
     expert_feed_forward_length moe_intermediate_size=null
     expert_shared_feed_forward_length moe_shared_expert_intermediate_size=null
     expert_weights_norm norm_topk_prob=false        expert_weights_scale routed_scaling_factor=1.0
     expert_group_count n_group=1                    expert_group_used_count topk_group=1
 """)
-MAMBA = (
-    {key: field for key, field in ROTARY.items() if key != "attention.head_count_kv"}
-    | FACTORS
-    | keys("""
+_MAMBA = keys("""
     ssm.conv_kernel mamba_d_conv                    ssm.state_size mamba_d_state
     ssm.group_count mamba_n_groups                  ssm.time_step_rank mamba_n_heads
+    ssm.inner_size mamba_n_heads*mamba_d_head
 """)
-)
-FALCON = ROTARY | keys("""
-    ssm.conv_kernel mamba_d_conv                    ssm.state_size mamba_d_state
-    ssm.group_count mamba_n_groups                  ssm.time_step_rank mamba_n_heads
-    ssm.inner_size mamba_d_ssm
-""")
+MAMBA = {key: field for key, field in ROTARY.items() if key != "attention.head_count_kv"} | FACTORS | _MAMBA
+FALCON = ROTARY | _MAMBA
 LLADA = keys("""
     context_length max_sequence_length              embedding_length d_model
     feed_forward_length mlp_hidden_size             block_count n_layers
@@ -214,11 +211,6 @@ def deepseek(m: Metadata, found: State) -> State:
     return {**more, **_heads_of_latents(m, found, H_kv, is_one_head=is_one_head), "rope_parameters": rotary}
 
 
-def glm4_moe(m: Metadata, found: State) -> State:
-    """Return GLM-4.5's fields."""
-    return without_later(m) | {"use_qk_norm": m.has("blk.0.attn_q_norm.weight")}
-
-
 def without_later(m: Metadata) -> State:
     """Return the number of layers without the last of a file, which predict the token after the next, and of these."""
     later = m.get("nextn_predict_layers", 0)
@@ -246,14 +238,6 @@ def _heads_of_latents(m: Metadata, found: State, sizes: dict[str, int], *, is_on
     }
 
 
-def _rows_of_values(m: Metadata, n: int) -> int:
-    """Return how many rows each of n heads of values has."""
-    inner = m.integer("ssm.inner_size")
-    if inner % n:
-        raise m.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank = {n}")
-    return inner // n
-
-
 def _by_layer(m: Metadata, key: str) -> tuple[list[int], int]:
     """Return a number for each layer, and that of those in which it is not 0."""
     counts, L = m.raw(key), m.layers()
@@ -275,18 +259,10 @@ def heads_of_layers(state: State, n: int) -> dict[str, Any]:
     return {"attention.head_count_kv": [n if kind == FULL else 0 for kind in state["layer_types"]]}
 
 
-def _interval_of(state: State) -> dict[str, Any]:
+def interval_of(state: State) -> dict[str, Any]:
     """Return the metadata on which layers have attention; what they do not say differs when they are read back."""
     types = state["layer_types"]
     return {"full_attention_interval": types.index(FULL) + 1 if FULL in types else len(types) + 1}
-
-
-def delta(m: Metadata, found: State) -> State:
-    """Return Qwen3-Next's fields: every n-th layer has attention."""
-    return {
-        "linear_value_head_dim": _rows_of_values(m, found["linear_num_value_heads"]),
-        "full_attention_interval": m.integer("full_attention_interval", 4),
-    }
 
 
 def qwen35(m: Metadata, found: State) -> State:
@@ -294,7 +270,7 @@ def qwen35(m: Metadata, found: State) -> State:
     sections = _sections(m.integer("rope.dimension_count"))
     if m.raw("rope.dimension_sections") != sections:
         raise m.wrong("rope.dimension_sections", str(sections))
-    return delta(m, found)
+    return {}
 
 
 def _sections(d: int) -> list[int]:
@@ -306,18 +282,11 @@ def granite_hybrid(m: Metadata, found: State) -> State:
     """Return Granite 4's fields: without experts, the shared MLP is the only one."""
     types, H_kv = _by_heads(m)
     more = {"num_key_value_heads": H_kv, "layer_types": types, "num_local_experts": 0}
-    more["mamba_d_head"] = _rows_of_values(m, found["mamba_n_heads"])
     more["attention_bias"] = any(m.has(f"blk.{l}.attn_q.bias") for l in range(len(types)))
     if m.get("rope.scaling.finetuned", True):
         more["position_embedding_type"] = "rope"
     more[SHARED] = found["intermediate_size"]
     return more | (m.fields(MIXTRAL | keys(f"{SHARED_LENGTH} {SHARED}")) if m.raw("expert_count") else {})
-
-
-def falcon(m: Metadata, found: State) -> State:
-    """Return Falcon-H1's fields: factors are in the matrices."""
-    d = _rows_of_values(m, found["mamba_n_heads"])
-    return {"mamba_d_head": d, "mamba_rms_norm": m.has("blk.0.ssm_norm.weight"), "mamba_norm_before_gate": False}
 
 
 def llada(m: Metadata, found: State) -> State:
@@ -344,24 +313,18 @@ def nemotron(m: Metadata, found: State) -> State:
     for l, n in enumerate(units):
         if n:
             types[l] = SPARSE if m.has(f"blk.{l}.ffn_gate_inp.weight") else DENSE
-    sizes = {"num_key_value_heads": H_kv, "mamba_head_dim": _rows_of_values(m, found["mamba_num_heads"])}
     biases = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
     has = {of: any(name.endswith(f".{part}.bias") for name in m.file.tensors) for of, part in biases.items()}
-    return {TYPES: types, "intermediate_size": width, **sizes, **has}
-
-
-def gemma2(m: Metadata, found: State) -> State:
-    """Return Gemma 2's fields: every second layer attends to all tokens."""
-    return _windows(m, found, 2, largest=46)
+    return {TYPES: types, "intermediate_size": width, "num_key_value_heads": H_kv, **has}
 
 
 def gemma3(m: Metadata, found: State) -> State:
     """Return Gemma 3's fields: every sixth layer attends to all tokens, and has other frequencies than the rest."""
     rotary = _in_windows(found["rope_parameters"], m.number("rope.freq_base_swa", 10_000.0))
-    return rotary | _windows(m, found, 6, largest=62)
+    return rotary | windows(m, found, 6, largest=62)
 
 
-def _windows(m: Metadata, found: State, pattern: int, *, largest: int) -> State:
+def windows(m: Metadata, found: State, pattern: int, *, largest: int) -> State:
     """Return the fields on which layers have windows and on the scale of the scores; as in llama.cpp, the model with
     ``largest`` layers divides its scores by √(d_e/H).
     """
@@ -427,21 +390,14 @@ def _of_latents(state: State) -> dict[str, Any]:
     }
 
 
-def of_delta(state: State) -> dict[str, Any]:
-    """Return Qwen3-Next's metadata."""
-    inner = state["linear_num_value_heads"] * state["linear_value_head_dim"]
-    return {"ssm.inner_size": inner, **_interval_of(state)}
-
-
 def of_qwen35(state: State) -> dict[str, Any]:
     """Return Qwen 3.5's metadata."""
-    return of_delta(state) | {"rope.dimension_sections": _sections(of_heads(state)["rope.dimension_count"])}
+    return interval_of(state) | {"rope.dimension_sections": _sections(of_heads(state)["rope.dimension_count"])}
 
 
 def of_granite_hybrid(state: State) -> dict[str, Any]:
     """Return Granite 4's metadata."""
     found = heads_of_layers(state, state["num_key_value_heads"])
-    found |= {"ssm.inner_size": state["mamba_n_heads"] * state["mamba_d_head"]}
     found |= {"rope.scaling.finetuned": state["position_embedding_type"] == "rope"}
     if state["num_local_experts"]:
         found |= {key: state[field] for key, (field, _) in MIXTRAL.items()}
@@ -455,7 +411,6 @@ def of_nemotron(state: State) -> dict[str, Any]:
     return {
         "attention.head_count_kv": [state["num_key_value_heads"] * (kind == FULL) for kind in types],
         "feed_forward_length": [width * (kind in (DENSE, SPARSE)) for kind in types],
-        "ssm.inner_size": state["mamba_num_heads"] * state["mamba_head_dim"],
     }
 
 

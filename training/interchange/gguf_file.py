@@ -274,7 +274,7 @@ def key_of(architecture: str, name: str) -> str:
 
 
 Keys = dict[str, tuple[str, Any]]
-"""Fields of config.json by the keys of the metadata that have them, each with its default."""
+"""Fields of config.json, or products ``a*b``, by the keys of the metadata that have them; each with its default."""
 REQUIRED = object()
 """In place of a default, of a key that a file must have."""
 
@@ -335,11 +335,18 @@ class Metadata:
         return float(value)
 
     def fields(self, table: Keys, **defaults: float) -> dict[str, Any]:
-        """Return fields of config.json by the keys that have them; `defaults` by field, of those without their own."""
-        found = {}
-        for key, (field, default) in table.items():
+        """Return fields of config.json by the keys that have them, of products the second one; `defaults` by field, of
+        those without their own.
+        """
+        found: dict[str, Any] = {}
+        for key, (name, default) in table.items():
+            number, _, field = name.rpartition("*")
             read: Any = self.number if key.endswith(("epsilon", "capping", "scale")) else self.integer
-            found[field] = read(key, defaults.get(field)) if default is REQUIRED else self.get(key) or default
+            value = read(key, defaults.get(field)) if default is REQUIRED else self.get(key) or default
+            if number and value % found[number]:
+                of = next(of for of, (name, _) in table.items() if name == number)
+                raise self.wrong(key, f"a multiple of {of} = {found[number]}")
+            found[field] = value // found[number] if number else value
         return found
 
     def require(self, name: str, expected: Any) -> None:

@@ -280,7 +280,8 @@ def metadata_of(path: Path, tokenizer: Tokenizer | None, model: Model, architect
         again = read(path, {"general.architecture": architecture, **found, **more}, special.N_V)
         assert again
         assert again.special
-        lacks = _differences(state, json.loads(again.inner.to_str()))
+        theirs = _compared(json.loads(again.inner.to_str()))
+        lacks = [name for name, value in _compared(state).items() if value != theirs.get(name)]
         alike = [n for n in special._fields if n not in ("others", "ends")]
         lacks += [n for n in alike if getattr(special, n) != getattr(again.special, n)]
         lacks += ["ends"] if set(special.ends) - set(again.special.ends) else []
@@ -324,34 +325,31 @@ def _ways_to_split(state: dict[str, Any], found: dict[str, Any]) -> list[dict[st
     """Return the metadata for each way to split text into words before merging, the likeliest last."""
     if found["tokenizer.ggml.model"] == "llama":
         return [{"tokenizer.ggml.add_space_prefix": prefixed} for prefixed in (True, False)]
-    ours = [_step(step) for part in ("normalizer", "pre_tokenizer") for step in _steps(state[part])]
+    ours = [step for part in ("normalizer", "pre_tokenizer") for step in _steps(state[part])]
     distinct = {words: name for name, words in reversed(WORDS.items())}
-    alike = [name for words, name in distinct.items() if [_step(s) for s in steps_of(words)] == ours]
+    alike = [name for words, name in distinct.items() if [s for one in steps_of(words) for s in _steps(one)] == ours]
     return [{"tokenizer.ggml.pre": name} for name in alike or ["gpt-2"]]
 
 
-def _differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """Return what differs between two tokenizers of the library, as the fields of tokenizer.json name it."""
-    merges = bool(ours["model"]["merges"])  # without any, it does not matter how text is split
-    parts = ["normalizer", *(["pre_tokenizer"] if merges else [])]
-    found = [p for p in parts if [*map(_step, _steps(ours[p]))] != [*map(_step, _steps(theirs[p]))]]
-    if merges:
-        found += [n for n in ("ignore_merges", "byte_fallback") if ours["model"][n] != theirs["model"][n]]
-    found += ["merges"] if _by_result(ours["model"]["merges"]) != _by_result(theirs["model"]["merges"]) else []
-    return found + (["added_tokens"] if _added(ours) != _added(theirs) else [])
+def _compared(state: dict[str, Any]) -> dict[str, Any]:
+    """Return what decides token IDs, as the fields of tokenizer.json name it."""
+    model, found = state["model"], {"normalizer": _steps(state["normalizer"])}
+    if model["merges"]:  # without any, it does not matter how text is split
+        found |= {"pre_tokenizer": _steps(state["pre_tokenizer"])}
+        found |= {name: model[name] for name in ("ignore_merges", "byte_fallback")}
+    names = ("id", "content", "special", "lstrip", "rstrip", "single_word")
+    added = {tuple(token[name] for name in names) for token in state["added_tokens"]}
+    return {**found, "merges": _by_result(model["merges"]), "added_tokens": added}
 
 
 def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the steps of a normalizer or pre-tokenizer."""
+    """Return the steps of a normalizer or pre-tokenizer, without what has no effect on token IDs."""
     if part is None:
         return []
     inner = part.get("normalizers", part.get("pretokenizers"))
-    return [part] if inner is None else [step for one in inner for step in _steps(one)]
-
-
-def _step(step: dict[str, Any]) -> dict[str, Any]:
-    """Return a step without what has no effect on token IDs."""
-    return {name: value for name, value in step.items() if name not in ("trim_offsets", "invert") or value is True}
+    if inner is not None:
+        return [step for one in inner for step in _steps(one)]
+    return [{name: value for name, value in part.items() if name not in ("trim_offsets", "invert") or value is True}]
 
 
 def _by_result(merges: list[Any]) -> list[tuple[str, set[tuple[str, ...]]]]:
@@ -363,8 +361,3 @@ def _by_result(merges: list[Any]) -> list[tuple[str, set[tuple[str, ...]]]]:
             found.append(("".join(pair), set()))
         found[-1][1].add(pair)
     return found
-
-
-def _added(state: dict[str, Any]) -> set[tuple[Any, ...]]:
-    names = ("id", "content", "special", "lstrip", "rstrip", "single_word")
-    return {tuple(token[name] for name in names) for token in state["added_tokens"]}

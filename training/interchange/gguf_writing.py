@@ -6,7 +6,9 @@ quantized; norms, biases and routers become float32, as llama.cpp expects. One t
 """
 
 import dataclasses
+import functools
 import math
+import operator
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,7 +59,10 @@ def draft(
     architecture += "_moe" * (f"{architecture}_moe" in KINDS and "n_routed_experts" in state)
     kind, shapes = KINDS[architecture], {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     rotary = state.get("rope_parameters", {})
-    found = {key: state[name] for key, (name, _) in kind.names.items() if state.get(name) is not None}
+    found: dict[str, Any] = {}
+    for key, (names, _) in kind.names.items():
+        values = [state.get(name) for name in names.split("*")]
+        found |= {} if None in values else {key: functools.reduce(operator.mul, values)}
     found |= {"vocab_size": model.config.N_V} | of_heads(state) | kind.fixed | kind.derived(state)
     found |= _scaling(rotary.get("full_attention", rotary)) if rotary else {}
     metadata: dict[str, Any] = {ARCHITECTURE: architecture, "general.name": path.stem}

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from algorithms import BLOOM, GPT2, GPT_NEO, NEOX, OPT, Variant
+from algorithms import GPT_NEO, VARIANTS
 from training.interchange.description import MOST_LAYERS, Architecture, Field, Fields, Need, fields_of, in_turn, written
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import HEADS, HIDDEN, each, rows
@@ -55,10 +55,8 @@ def _kinds(config: Any) -> list[str]:
 
 
 def _kind(
-    kind: str,
-    name: str,
-    variant: Variant,
-    names: str,  # of the sizes' fields
+    names: str,  # the `model_type`, the class, and the record in `VARIANTS`
+    of_sizes: str,  # the sizes' fields
     sizes: Sequence[Any],  # their defaults
     fields: Sequence[Field | Need],
     modules: str,  # the embedding, the positions or the norm after it, a layer, and the last norm
@@ -75,7 +73,9 @@ def _kind(
         found["unembedding.bias"] = "lm_head.bias" in names
         read(fields, found, names, kind)
 
+    kind, name, record = names.split()
     embedding, second, layer, last = modules.split()
+    variant = VARIANTS[record]
     together = STACKED if conv1d else BY_HEAD
     return Architecture(
         "d",
@@ -83,7 +83,7 @@ def _kind(
         variant,
         [
             *written(model_type=kind, architectures=[name]),
-            *fields_of("N_V l_max L H d_e d_mlp", names, *sizes),
+            *fields_of("N_V l_max L H d_e d_mlp", of_sizes, *sizes),
             *fields,
             Field("tie_word_embeddings", "unembedding.tied", W_u == "lm_head.weight"),
             *written(pad_token_id=None),
@@ -107,9 +107,7 @@ def _kind(
 
 KINDS = {
     "gpt2": _kind(
-        "gpt2",
-        "GPT2LMHeadModel",
-        GPT2,
+        "gpt2 GPT2LMHeadModel GPT2",
         "vocab_size n_positions n_layer n_head n_embd n_inner",
         [50257, 1024, 12, 12, 768, _wide],
         [
@@ -126,9 +124,7 @@ KINDS = {
         conv1d=True,
     ),
     "opt": _kind(
-        "opt",
-        "OPTForCausalLM",
-        OPT,
+        "opt OPTForCausalLM OPT",
         f"vocab_size {LONG} hidden_size ffn_dim",
         [50272, 2048, 12, 12, 768, 3072],
         [
@@ -149,9 +145,7 @@ KINDS = {
         ],
     ),
     "gpt_neo": _kind(
-        "gpt_neo",
-        "GPTNeoForCausalLM",
-        GPT_NEO,
+        "gpt_neo GPTNeoForCausalLM GPT_NEO",
         "vocab_size max_position_embeddings num_layers num_heads hidden_size intermediate_size",
         [50257, 2048, 24, 16, 2048, _wide],
         [Field("activation_function", "mlp.activation", "gelu_new"), EPSILON, *DROPOUT],
@@ -165,9 +159,7 @@ KINDS = {
         ),
     ),
     "gpt_neox": _kind(
-        "gpt_neox",
-        "GPTNeoXForCausalLM",
-        NEOX,
+        "gpt_neox GPTNeoXForCausalLM NEOX",
         f"vocab_size {LONG} hidden_size intermediate_size",
         [50432, 2048, 44, 64, 6144, 24576],
         [Field("hidden_act", "mlp.activation", "gelu"), Field("layer_norm_eps", "norm.epsilon", 1e-5), *DROPOUT],
@@ -181,9 +173,7 @@ KINDS = {
         W_u="embed_out.weight|lm_head.weight",
     ),
     "bloom": _kind(
-        "bloom",
-        "BloomForCausalLM",
-        BLOOM,
+        "bloom BloomForCausalLM BLOOM",
         "vocab_size seq_length n_layer|num_hidden_layers n_head|num_attention_heads hidden_size|n_embed -",
         [250_880, 2048, 2, 8, 64, _wide],  # config.json may omit seq_length
         [

@@ -27,14 +27,12 @@ class Entry(NamedTuple):
     """A tensor of a checkpoint."""
 
     name: str  # the checkpoint's
-    # the dotted names of our arrays, stacked by rows; none if our model has no such tensor, which then has the shape
-    # `lead` and `value` everywhere
+    # the dotted names of our arrays, stacked by rows; none if our model has no such tensor, which then has this `value`
+    # everywhere, and the shape `constant`
     leaves: tuple[str, ...]
     layer: int | None = None  # the layer's row in our arrays; None for those that are not stacked over layers
     transposed: bool = False  # whether its rows are our columns
-    lead: Shape = ()  # leading axes of size 1
-    inner: Shape = ()  # axes of size 1 before the last
-    behind: Shape = ()  # axes of size 1 behind the last
+    ones: tuple[int, ...] = ()  # its axes of size 1, which our arrays do not have
     beside: str = ""  # the name of our array that a layer with this tensor has, too; "": any
     unless: str = ""  # the name of our array that a layer with this tensor has not
     aliases: tuple[str, ...] = ()  # other names, which a checkpoint may have in addition or instead
@@ -43,8 +41,8 @@ class Entry(NamedTuple):
     expert: int | None = None  # the expert's number, in arrays that are stacked over layers and experts
     # whether it has all experts, or heads, on an axis in front; our arrays then alternate row by row
     of_experts: bool = False
-
     value: float = 0.0
+    constant: Shape = ()
 
     @property
     def at(self) -> tuple[int, ...]:
@@ -58,10 +56,10 @@ class Entry(NamedTuple):
     def shape(self, shapes: Mapping[str, Shape]) -> Shape:
         """Return the shape of the tensor."""
         if not self.leaves:
-            return self.lead
+            return self.constant
         *_, stacked = self._stacked(shapes)
-        *rows, last = (*stacked[:-2], *(stacked[:-3:-1] if self.transposed else stacked[-2:]))
-        return (*self.lead, *rows, *self.inner, last, *self.behind)
+        turned = (*stacked[:-2], *stacked[:-3:-1]) if self.transposed else stacked
+        return np.expand_dims(np.broadcast_to(0, turned), self.ones).shape
 
     def _stacked(self, shapes: Mapping[str, Shape]) -> tuple[int, list[int], Shape, Shape]:
         """Return how many groups of rows follow one another, in each of which our arrays are stacked; the rows of each
@@ -78,7 +76,7 @@ class Entry(NamedTuple):
     def split(self, tensor: np.ndarray, shapes: Mapping[str, Shape]) -> list[np.ndarray]:
         """Return our arrays, in one layer or expert, from the tensor."""
         groups, rows, row, _ = self._stacked(shapes)
-        array = tensor.reshape(tensor.shape[len(self.lead) :])
+        array = tensor.squeeze(self.ones)
         array = array.swapaxes(-1, -2) if self.transposed else array
         parts = np.split(array.reshape(groups, sum(rows), *row), np.cumsum(rows)[:-1], axis=1)
         return [part.reshape(leaf) for part, leaf in zip(parts, self.of_leaves(shapes), strict=True)]
@@ -88,10 +86,11 @@ class Entry(NamedTuple):
         groups, _, row, stacked = self._stacked(shapes)
         array = np.concatenate([part.reshape(groups, -1, *row) for part in parts], axis=1).reshape(stacked)
         array = array.swapaxes(-1, -2) if self.transposed else array
-        *rows, last = array.shape
-        return np.ascontiguousarray(array).reshape((*self.lead, *rows, *self.inner, last, *self.behind))
+        return np.ascontiguousarray(np.expand_dims(array, self.ones))
 
 
+ONES = {"[": (0,), "<": (-2,), "{": (0, 1, -1)}
+"""The axes of size 1 of a tensor whose row in a `Table` begins with these."""
 TABLES = ("W_e", "W_p", "W_t", "encoder_distances", "decoder_distances")
 """Our tables, whose columns are rows of a checkpoint's."""
 Table = Mapping[str, str | Shape | float]
@@ -152,7 +151,7 @@ def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = Fals
 def _in_row(names: str, ours: str | Shape | float, *, conv1d: bool) -> list[Entry]:
     """Return the tensors of a row of a table, a weight and a bias if there is a ``*``."""
     if not isinstance(ours, str):
-        return [Entry(names, (), lead=ours) if isinstance(ours, tuple) else Entry(names, (), value=ours)]
+        return [Entry(names, (), **{"constant" if isinstance(ours, tuple) else "value": ours})]
     found = []
     for field, letter, of_norm in (("weight", "W", "gamma"), ("bias", "b", "beta"))[: 1 + ("*" in names)]:
         name, *aliases = names.replace("*", field).split("|")
@@ -169,11 +168,9 @@ def _in_row(names: str, ours: str | Shape | float, *, conv1d: bool) -> list[Entr
         transposed = is_table or (leaf.startswith("W_") and (turned or (conv1d and bool(scope))))
         others = [other if "." in other else f"{scope}{dot}{other}" for other in others]
         entry = Entry(name, (first, *others), None, transposed, heads=heads)
-        lead, inner, behind = ((1,) if ours.startswith(mark) else () for mark in "[<{")
-        axes = {"lead": lead or behind * 2, "inner": inner, "behind": behind}
         beside, unless = (name and f"{scope}{dot}{name}" for name in (beside, unless))
-        more = {"of_experts": of_experts, "beside": beside, "unless": unless}
-        found.append(entry._replace(**axes, aliases=tuple(aliases), **more))
+        more = {"of_experts": of_experts, "beside": beside, "unless": unless, "ones": ONES.get(ours[0], ())}
+        found.append(entry._replace(aliases=tuple(aliases), **more))
     return found
 
 
@@ -304,7 +301,7 @@ def write(entries: Iterable[Entry], leaves: Mapping[str, Any]) -> Iterator[tuple
     shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     for entry in entries:
         if not entry.leaves:
-            yield entry.name, np.full(entry.lead, entry.value, next(iter(leaves.values())).dtype)
+            yield entry.name, np.full(entry.constant, entry.value, next(iter(leaves.values())).dtype)
             continue
         for name in (entry.name, *entry.copies):
             yield name, entry.join([np.asarray(leaves[leaf][entry.at]) for leaf in entry.leaves], shapes)

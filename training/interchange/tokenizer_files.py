@@ -7,20 +7,10 @@ from typing import Any
 import tokenizers as library
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+from training.data import tokenizers
 from training.data.records import DataError
 from training.data.special_tokens import SpecialTokens
-from training.data.tokenizers import (
-    UNKNOWN,
-    WORD,
-    ByteTokenizer,
-    CharacterTokenizer,
-    LibraryTokenizer,
-    NumberTokenizer,
-    Tokenizer,
-    WordTokenizer,
-    byte_characters,
-    load_tokenizer,
-)
+from training.data.tokenizers import LibraryTokenizer, NumberTokenizer, Tokenizer, load_tokenizer
 from training.data.translation_tokenizers import SentencePieceTokenizer
 from training.interchange import translation_files
 from training.interchange.description import Fields, Model, read_json
@@ -173,8 +163,14 @@ def _settings(path: Path) -> dict[str, Any]:
 
 def _frame(inner: library.Tokenizer) -> tuple[list[int], list[int]]:
     """Return the tokens that a tokenizer adds before and after a text."""
-    plain = next((e for t in ("a", "A", "1", *list(inner.get_vocab())[:9]) if (e := inner.encode(t)).ids), None)
-    if plain is None:
+    for text in ("a", "A", "1", *list(inner.get_vocab())[:9]):
+        try:
+            plain = inner.encode(text)
+        except Exception:  # the library's, of a vocabulary without these characters
+            continue
+        if plain.ids:
+            break
+    else:
         return [], []
     inside = [i for i, special in enumerate(plain.special_tokens_mask) if not special]
     return (plain.ids[: inside[0]], plain.ids[inside[-1] + 1 :]) if inside else ([], [])
@@ -349,16 +345,20 @@ def _as_library_tokenizer(tokenizer: Tokenizer) -> library.Tokenizer:
     """Return the same tokenizer as one of the library `tokenizers`."""
     if isinstance(tokenizer, LibraryTokenizer):
         return library.Tokenizer.from_str(tokenizer.inner.to_str())
-    if isinstance(tokenizer, ByteTokenizer):
-        inner = library.Tokenizer(models.BPE(vocab=dict(zip(byte_characters(), range(256), strict=True)), merges=[]))
+    if isinstance(tokenizer, tokenizers.ByteTokenizer):
+        inner = library.Tokenizer(
+            models.BPE(vocab=dict(zip(tokenizers.byte_characters(), range(256), strict=True)), merges=[])
+        )
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         inner.decoder = decoders.ByteLevel()
         return inner
-    if isinstance(tokenizer, CharacterTokenizer | WordTokenizer):
+    if isinstance(tokenizer, tokenizers.CharacterTokenizer | tokenizers.WordTokenizer):
         vocabulary = {text: i for i, text in enumerate(tokenizer.vocabulary)}
-        of_words = isinstance(tokenizer, WordTokenizer)
-        inner = library.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN if of_words else ""))
-        pattern = WORD.pattern if of_words else r"(?m)."  # in this library's syntax, m lets . match any character
+        of_words = isinstance(tokenizer, tokenizers.WordTokenizer)
+        inner = library.Tokenizer(models.WordLevel(vocabulary, unk_token=tokenizers.UNKNOWN if of_words else ""))
+        pattern = (
+            tokenizers.WORD.pattern if of_words else r"(?m)."
+        )  # in this library's syntax, m lets . match any character
         inner.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
         inner.decoder = decoders.Fuse()
         return inner
