@@ -68,7 +68,7 @@ from algorithms.model.variants import COHERE2 as COHERE2, GRANITE as GRANITE, GR
 from algorithms.model.variants import DEEPSEEK_V32 as DEEPSEEK_V32, GLM5 as GLM5
 from algorithms.model.variants import DEEPSEEK as DEEPSEEK, GLM4 as GLM4, MINIMAX_M2 as MINIMAX_M2, OLMO3 as OLMO3
 from algorithms.model.variants import GEMMA as GEMMA, GEMMA2 as GEMMA2, GEMMA3 as GEMMA3, GOPHER as GOPHER
-from algorithms.model.variants import GEMMA4 as GEMMA4, GEMMA4_E as GEMMA4_E
+from algorithms.model.variants import GEMMA4 as GEMMA4, GEMMA4_E as GEMMA4_E, GEMMA4_MOE as GEMMA4_MOE
 from algorithms.model.variants import GPT2 as GPT2, GPT3 as GPT3, GPT_NEO as GPT_NEO, LLAMA as LLAMA, MARIAN as MARIAN
 from algorithms.model.variants import GPT_OSS as GPT_OSS, MIXTRAL as MIXTRAL, OLMOE as OLMOE, QWEN3_MOE as QWEN3_MOE
 from algorithms.model.variants import MISTRAL as MISTRAL, NANOCHAT as NANOCHAT, NEOX as NEOX, OLMO2 as OLMO2, OPT as OPT, PAPER as PAPER

@@ -99,11 +99,21 @@ class MLPParams(NamedTuple):
 
 
 @serializable
+class ExpertNormsParams(NamedTuple):
+    """The norms of what the shared MLP, the router and the experts read, and of the experts' weighted sum."""
+
+    shared: LayerNormParams
+    router: LayerNormParams
+    inputs: LayerNormParams
+    outputs: LayerNormParams
+
+
+@serializable
 class ExpertsParams(NamedTuple):
     """A mixture of experts in place of an MLP; not in the paper. Of ``experts``, all arrays have the experts in front.
 
     The router has a row for each expert; b_choice only decides which experts are chosen, and has no gradient; w_s gates
-    the shared MLP.
+    the shared MLP; s has a factor for each expert.
     """
 
     W_r: Array
@@ -113,6 +123,8 @@ class ExpertsParams(NamedTuple):
     shared: MLPParams | None = None
     norm_out: LayerNormParams | None = None
     w_s: Array | None = None
+    norms: ExpertNormsParams | None = None
+    s: Array | None = None
 
 
 @serializable

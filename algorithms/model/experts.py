@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns
+from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns, scaled
 from algorithms.machinery.contract import array
 from algorithms.machinery.devices import split_experts
 from algorithms.machinery.naming import numbered
@@ -21,7 +21,7 @@ from algorithms.ops.activation import softmax
 from algorithms.ops.dropout import dropout
 from algorithms.ops.grouped import Blocks, collect, grouped_product, spread
 from algorithms.ops.linear import linear
-from algorithms.parameters import ExpertsParams, MLPParams
+from algorithms.parameters import ExpertNormsParams, ExpertsParams, MLPParams
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,9 @@ class Experts(MLP):
         shared: s: adds an MLP of s·d_mlp hidden units for all tokens; 0: none.
         d_shared: the number of its hidden units, if it is not s·d_mlp.
         shared_gate: whether that MLP is multiplied by σ(w_sᵀ X), one number for each token, as in Qwen3-Next.
+        own_norms: whether the norm before line 8 is replaced by three like ``normalize_output``, of what the router,
+            the experts and the shared MLP read, and their two results have such norms, too, as in Gemma 4. The router's
+            input is divided by √d_e, and the weights of expert i are multiplied by s_i.
         balance: coefficient of the balancing loss, which training adds.
     """
 
@@ -62,6 +65,7 @@ class Experts(MLP):
     shared: Annotated[int, Range("a number >= 0", lambda s: s >= 0)] = 0
     d_shared: Count | None = None
     shared_gate: bool = False
+    own_norms: bool = False
     balance: Annotated[float, Range("a number >= 0", lambda c: c >= 0)] = 0.0
 
     divided: ClassVar[tuple[str, ...]] = ("N_experts", "N_shared*d_mlp", "d_shared")
@@ -77,12 +81,15 @@ class Experts(MLP):
         for name, nothing in (("shared_gate", False), ("d_shared", None)):
             if getattr(self, name) and not self.shared:
                 self.refuse(name, f"{nothing} where shared = 0")
+        if self.own_norms and not (self.shared and self.normalize_output):
+            self.refuse("own_norms", "False without a shared MLP and normalize_output")
         if self.weighted == "inputs" and self.biases:
             self.refuse("weighted", "'outputs' where experts have biases")
 
     def shapes(self) -> ExpertsParams:
         """The shapes of its parameters."""
-        mlp = super().shapes()._replace(norm_out=None)
+        mlp, norm = super().shapes()._replace(norm_out=None), self.normalize_output and self.normalize_output.shapes()
+        own = norm if self.own_norms else None
         units = "d_shared" if self.d_shared else "N_shared*d_mlp"
         shared = jax.tree.map(lambda s: dataclasses.replace(s, axes=s.axes.replace("d_mlp", units)), mlp)
         return ExpertsParams(
@@ -90,9 +97,11 @@ class Experts(MLP):
             b_r=array("N_experts", self.router_bias),
             b_choice=array("N_experts", self.choice_bias),
             experts=jax.tree.map(lambda s: dataclasses.replace(s, axes=f"N_experts {s.axes}"), mlp),
-            shared=shared if self.shared else None,
-            norm_out=self.normalize_output and self.normalize_output.shapes(),
+            shared=shared._replace(norm_out=own) if self.shared else None,
+            norm_out=norm,
             w_s=array("d_e", self.shared_gate),
+            norms=own and ExpertNormsParams(own, own, own, own),
+            s=array("N_experts", self.own_norms, start=1.0),
         )
 
     def share_read(self, name: str) -> Fraction:
@@ -113,10 +122,14 @@ class Experts(MLP):
         activation: Activation,
     ) -> Float[Array, "d_e *columns"]:
         """The mixture; the same hidden units of each expert are dropped."""
-        router = linear(W.W_r, X, W.b_r)  # inside
+        norm: Any = self.normalize_output
+        X_s, X_r, X = (X, X, X) if W.norms is None else (norm(X, of) for of in W.norms[:3])
+        X_r = X_r if W.norms is None else scaled(X_r, len(X) ** -0.5)
+        router = linear(W.W_r, X_r, W.b_r)  # inside
         scores = self.scored(router)
         chosen = self.chosen(scores, W.b_choice)
         G = self.weights(scores, chosen)  # inside
+        G = G if W.s is None else G * as_columns(W.s, G)
         if as_printed() or not are_numbers(*X.shape) or X.size == 0:
             expert, G = super().__call__, G.astype(X.dtype)
             if self.weighted == "inputs":
@@ -126,10 +139,11 @@ class Experts(MLP):
                 Y = jnp.einsum("i...,id...->d...", G, each)
         else:
             Y = self._of_chosen(X, W.experts, chosen, jnp.take_along_axis(G, chosen, axis=0), activation)
+        Y = Y if W.norms is None else norm(Y, W.norms.outputs)
         if W.shared is not None:
-            shared = super().__call__(X, W.shared, activation=activation)
-            Y = Y + (shared if W.w_s is None else jax.nn.sigmoid(linear(W.w_s[None], X)) * shared)
-        return Y if self.normalize_output is None else self.normalize_output(Y, W.norm_out)
+            shared = super().__call__(X_s, W.shared, activation=activation)
+            Y = Y + (shared if W.w_s is None else jax.nn.sigmoid(linear(W.w_s[None], X_s)) * shared)
+        return Y if norm is None else norm(Y, W.norm_out)
 
     def scored(self, router: Float[Array, "N_experts *columns"]) -> Float[Array, "N_experts *columns"]:
         """The score of every expert, in at least float32."""

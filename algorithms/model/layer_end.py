@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-import jax
 from jax import Array
 from jaxtyping import Float, Integer
 
@@ -43,10 +42,8 @@ class LayerEnd(Record):
 
     def of_inputs(self) -> LayerInputsParams | None:
         """The shapes of the parameters of all inputs; None if there are none."""
-        if self.d is None:
-            return None
         W_e, norm = array("L*d_input N_V", role="embedding"), self.norm.shapes("d_input")
-        return LayerInputsParams(W_e, array("L*d_input d_e"), norm)
+        return LayerInputsParams(W_e, array("L*d_input d_e"), norm) if self.d else None
 
     def shapes(self) -> LayerEndParams:
         """The shapes of its parameters in a layer."""
@@ -59,14 +56,10 @@ class LayerEnd(Record):
     ) -> Float[Array, "L d_input *columns"]:
         """P of every layer."""
         d: Any = self.d
-
-        def of_layers(P: Any) -> Any:
-            return P.reshape(-1, d, *P.shape[1:])
-
         own = shard(token_embedding(x, W.W_e) * d**0.5, "tokens")
-        projected = linear(W.W_l, X_0 * len(X_0) ** -0.5)
-        normed = jax.vmap(lambda P: self.norm(P, W.norm))(of_layers(projected))
-        return (normed + of_layers(own)) * 2**-0.5
+        both = linear(W.W_l, X_0 * len(X_0) ** -0.5), own
+        projected, own = (P.reshape(-1, d, *P.shape[1:]) for P in both)
+        return (self.norm.of_heads(projected, W.norm.gamma) + own) * 2**-0.5
 
     def __call__(
         self, X: Float[Array, "d_e *columns"], W: LayerEndParams, P: Float[Array, "d_input *columns"] | None

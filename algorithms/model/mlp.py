@@ -46,6 +46,9 @@ class MLP(Line):
     normalize_output: LayerNorm | None = None
     d_mlp: Count | None = None
 
+    own_norms: ClassVar[bool] = False
+    """Whether it reads the residual stream, without the norm before it."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.factors) != 2 or not (self.gated or self.factors == (1, 1)):
@@ -76,8 +79,8 @@ class MLP(Line):
         G = None if W.W_gate is None else linear(W.W_gate, X, W.b_gate)
         hidden = self.hidden(U, G, activation, W)  # inside
         hidden = dropout(shard(hidden, "rows"))
-        Y = linear(W.W_mlp2, hidden, W.b_mlp2)
-        return Y if self.normalize_output is None else self.normalize_output(Y, W.norm_out)
+        Y, norm = linear(W.W_mlp2, hidden, W.b_mlp2), self.normalize_output
+        return Y if norm is None or W.norm_out is None else norm(Y, W.norm_out)
 
     def hidden(
         self, U: Float[Array, "*units"], G: Float[Array, "*units"] | None, activation: Activation, W: Any = None

@@ -40,8 +40,8 @@ class LayerLines(NamedTuple):
     def shapes(self, norm: Any) -> tuple[Any, ...]:
         """The shapes of the attention, its norm, the MLP and its norm, given those of a norm."""
         norm1 = norm if self.first_norm and self.order != "no_norm" else None
-        norm2 = norm if self.mlp and self.order not in ("no_norm", "one_norm") else None
-        return self.attention.shapes(), norm1, self.mlp and of_hidden_units(self.mlp), norm2
+        has_norm = self.mlp and not self.mlp.own_norms and self.order not in ("no_norm", "one_norm")
+        return self.attention.shapes(), norm1, self.mlp and of_hidden_units(self.mlp), norm if has_norm else None
 
 
 class Run(NamedTuple):

@@ -298,6 +298,12 @@ GEMMA4_E = GEMMA4.but(
 """Gemma Team 2026 (Gemma 4, E2B): GEMMA4 with embeddings of every layer; the last 20 of 35 layers read the keys and
 values of two earlier ones, and have wider MLPs."""
 
+GEMMA4_MOE = GEMMA4.but(
+    attention=(*[_GEMMA4_WINDOW] * 5, _GEMMA4_GLOBAL.but(keys_are_values=True, n_keys=2)),
+    mlp=Experts(**vars(_GEMMA4_MLP), n=128, k=8, shared=3, own_norms=True),
+)
+"""Gemma Team 2026 (26B-A4B): GEMMA4 with 8 of 128 MLPs beside the MLP, each side with norms of its own."""
+
 _RG_LRU = RGLRU(n=10, d=256)
 
 RECURRENT_GEMMA = GEMMA.but(

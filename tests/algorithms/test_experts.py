@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from algorithms import PAPER, DTransformerConfig, d_token_losses, for_platform
-from algorithms.lines import Experts
+from algorithms.lines import Experts, RMSNorm
 from algorithms.machinery.options import using
 from algorithms.ops.grouped import Blocks, collect, grouped_product, spread
 from tests.cases import assert_trees_close, normal, random_like, random_theta
@@ -26,6 +26,7 @@ LINES = {
     "LLAMA4": Experts(n=5, k=2, scores="sigmoid", renormalized=False, weighted="inputs", shared=1, **SILU),
     "V2": Experts(n=6, k=2, groups=3, chosen_groups=2, best=1, **SILU),
     "GPT_OSS": Experts(n=5, k=2, router_bias=True, clip=0.7, activation="gelu_sigmoid", gated=True),
+    "GEMMA4": Experts(n=6, k=2, shared=2, own_norms=True, normalize_output=RMSNorm(epsilon=1e-3), **SILU),
     "plain": Experts(n=3, k=2, activation="relu"),
 }
 D_E, D_MLP = 11, 7

@@ -94,6 +94,7 @@ def test_every_field_changes_a_formula():
         "attention.factors",
         "mlp.shared",
         "mlp.shared_gate",
+        "mlp.own_norms",
         "mlp.weighted",
         "norm.beta",
     }

@@ -22,7 +22,8 @@ ARCHITECTURES: Mapping[str, int] = {
 }
 """Name of a variant → its algorithm, where that is not Algorithm 10."""
 
-SHARING = ("LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3", "GEMMA4", "GEMMA4_E")
+SHARING = ("LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3", "GEMMA4")
+SHARING += ("GEMMA4_E", "GEMMA4_MOE")
 SHARING += ("GRANITE", "GRANITE_HYBRID", "RECURRENT_GEMMA", "NEMOTRON_H", "NEMOTRON3", "LFM2", "LFM2_MOE", "FALCON_H1")
 SHARING += ("MIXTRAL", "QWEN3_MOE", "QWEN3_NEXT", "QWEN3_5", "OLMO3", "GLM4", "OLMOE", "MINIMAX_M2", "GPT_OSS")
 """Variants with models whose heads share keys and values, which the sizes of the parameters say and not the record."""

@@ -281,7 +281,9 @@ class _Formulas:
         is_second = (self.n, line.number) == (10, "7")
         if of_layer and (self.order in ("no_norm", "norm_last" if self.n == 10 else "norm_first")):
             return f"{head}← {X}"
-        if (is_second and self.v.mlp is None) or (self.n == 10 and not of_layer and self.v.final_norm is False):
+        if (is_second and (self.v.mlp is None or self.held("mlp.own_norms"))) or (
+            self.n == 10 and not of_layer and self.v.final_norm is False
+        ):
             return f"{head}← {X}"
         if is_second and self.order == "one_norm":
             return f"{head}← X̃[:,t]"
@@ -402,6 +404,8 @@ class _Formulas:
             self.notes.append(XIELU)
         experts = next((e for e in self.mlps if hasattr(e, "router_bias")), None)
         is_of_inputs = any(getattr(e, "weighted", "") == "inputs" for e in self.mlps)
+        norm = self.norm_name if self.held("mlp.own_norms") else ""
+        reads, of_shared = (f"{norm}(X | γ_{name}^l)" if norm else reads for name in ("in", "shared"))
         l, X = "{l,i}" if experts else "l", f"(G[i,:] ⊙ {reads})" if is_of_inputs else reads
 
         def affine(name: str, X: str) -> str:
@@ -416,20 +420,24 @@ class _Formulas:
         text = affine(f"mlp{j}", f"({f}({gate}) ⊙ ({inner}))" if self.held("mlp.gated") else f"{f}({inner})")
         if experts:
             text = f"Σ_i {text}" if is_of_inputs else f"Σ_i G[i,:] ⊙ ({text})"
-            self.notes.append(f"G: {self.chosen(experts)}")
+            text = f"{norm}({text} | γ_sum^l)" if norm else text
+            self.notes.append(f"G: {self.chosen(experts, f'{norm}(X | γ_r^l)/√d_e' if norm else 'X̃')}")
         if self.held("mlp.shared"):
-            text += f" + {'σ(w_s^lᵀ X̃) ⊙ ' if self.held('mlp.shared_gate') else ''}MLP(X̃ | 𝓦_l^shared)"
+            shared = f"MLP({of_shared} | 𝓦_l^shared)"
+            shared = f"{norm}({shared} | γ_mlp^l)" if norm else shared
+            text += f" + {'σ(w_s^lᵀ X̃) ⊙ ' if self.held('mlp.shared_gate') else ''}{shared}"
             self.notes.append("MLP: line 8 without experts, which every token takes")
         return text
 
-    def chosen(self, m: Any) -> str:
-        """The weights of experts."""
-        scores = "W_r X̃ + b_r 1ᵀ" if m.router_bias else "W_r X̃"
+    def chosen(self, m: Any, reads: str) -> str:
+        """The weights of experts, whose router reads what this formula says."""
+        scores = f"W_r {reads} + b_r 1ᵀ" if m.router_bias else f"W_r {reads}"
         scores = f"{'softmax' if m.scores == 'softmax' else 'σ'}({scores})"
         by = f"{scores} + b_choice 1ᵀ" if m.choice_bias else "these"
         within = f", within {m.chosen_groups} of {m.groups} groups by their {m.best} best" if m.groups > 1 else ""
         share = ", divided by their sum" if m.renormalized else ""
         factor = "" if m.factor == 1 else f", times {m.factor:g}"
+        factor += ", times s_i" if m.own_norms else ""
         told = f"{scores} in the {m.k} rows i of {m.n} with the largest of {by}{within}{share}{factor}; 0 in the others"
         layers = _in_turn([m is None or hasattr(m, "router_bias") for m in self.v.mlps_in_turn])
         return told if layers is None else f"{told}; only layers l = {layers} have experts, and the others one MLP"

@@ -150,15 +150,17 @@ class Attention(Parts):
 
     def _values_of(self, place: str, V: Named, K: Named) -> Named:
         """The values, normalized in some models; `K`: the keys, if these are also values."""
-        V = K if K is not V and self.use("keys_as_values", place, Key(place, 4, "3")) else V
-        if not self.use("value_norm", place, V.key):
+        is_normed, key = self.use("value_norm", place, V.key), Key(place, 4, "3", "normalized")
+        if K is not V and self.use("keys_as_values", place, key if is_normed else Key(place, 4, "return")):
+            V = K
+        if not is_normed:
             return V
 
         def normalized() -> Any:
             v = (V.value * V.value).mean(-2, keepdims=True)
             return self.rounded(V.value / self.use("norm_epsilon", f"{place}/v")(v))
 
-        return self.line(Key(place, 4, "3", "normalized"), normalized, [V], parts=True)
+        return self.line(key, normalized, [V], parts=True)
 
     def _per_head(self, prefix: str, kind: str, i: int) -> Any:
         """The rows that are read as head h's queries (`i`: 0), keys or values if the rows of W_q, W_k, W_v are read as [H, 3, d]."""

@@ -411,6 +411,9 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "index_pairs": _rows(("halves", "the indexer rotates rows i and i + d/2", "halves"), ("neighbours", "the indexer rotates rows 2i and 2i + 1", "neighbours")),
     "experts": {"none": Choice("there is one MLP", None)},
     "shared_gate": _rows(("σ", "the shared expert is multiplied by σ(w_s X)", True), ("none", "the shared expert is not gated", False)),
+    "router_reads": _rows(("X", "the router reads the residual stream", 0), ("X̃", "the router reads what the MLP reads, not the residual stream", 1)),
+    "router_scale": _rows(("1/√d_e", "what the router reads is divided by √d_e", lambda d: d**-0.5), ("1", "what the router reads is not divided by √d_e", lambda d: 1.0)),
+    "expert_scale": _rows(("s", "the weights of experts are multiplied by s", lambda s: s), ("1", "the weights of experts are not multiplied by s", lambda s: 1 + 0 * s)),
     "activation": _rows(
         ("gelu", "the activation is the exact GELU", lambda x: x * phi(x)), ("relu", "the activation is ReLU", lambda x: where_positive(x, x, 0 * x)),
         ("gelu_tanh", "GELU is its tanh approximation", gelu_tanh(0.044715)), ("gelu_sigmoid", "GELU is x·σ(1.702 x)", lambda x: x * sigmoid(1.702 * x)),

@@ -198,8 +198,49 @@ class Parts(Run):
 
     def _experts(self, place: str, X: Named, prefix: str, key: Callable[[str], Key]) -> Named:
         """The weighted outputs of the chosen experts for every token, plus those of the shared ones."""
-        W_r, b_r, b_choice = (self.p(prefix + n) for n in ("W_router", "b_router", "b_choice"))
-        router = self.line(key("W_r X + b_r"), lambda: self.linear(W_r, b_r, X.value, "router_bias", place), [X])
+        X_s = self._part(place, "shared", X, prefix)
+        G = self._of_router(place, X, X_s, prefix, key)
+        X = self._part(place, "inputs", X, prefix)
+
+        def of_chosen() -> Any:
+            G_i, X_i = G.value[..., None, :], X.value[:, None]
+            if self._choice_of_experts(place).weighted == "inputs":
+                G_i, X_i = 1.0, self.rounded(G_i * X_i)
+            return self.rounded((G_i * self._of_expert(place, X_i, f"{prefix}experts/")).sum(1))
+
+        def of_shared() -> Any:
+            w_s, shared = self.p(f"{prefix}w_s"), self._of_expert(place, X_s.value, f"{prefix}shared/")
+            if w_s is not None and self.use("shared_gate", place):
+                shared = shared * sigmoid(self.product(w_s[:, None], X_s.value))
+            return shared
+
+        def both() -> Any:
+            Y = of_chosen()
+            return Y if self.p(f"{prefix}shared/W_mlp1") is None else self.sum(Y, of_shared())
+
+        if self.p(f"{prefix}s_router") is None:
+            return self.line(key("W_mlp2 … + b_mlp2"), both, [G, X])
+        A = self._part(place, "outputs", self.line(key("experts"), of_chosen, [G, X]), prefix)
+        B = self.line(key("shared"), of_shared, [X_s])
+        B = self.norm(f"{place}/shared_out", B, (f"{prefix}shared/gamma_mlp_out", ""))
+        return self.line(key("W_mlp2 … + b_mlp2"), lambda: self.sum(A.value, B.value), [A, B])
+
+    def _part(self, place: str, of: str, X: Named, prefix: str) -> Named:
+        """What a part of a mixture reads, or gives, with its own norm if it has one."""
+        return self.norm(f"{place}/{of}", X, (f"{prefix}norms/{of}/gamma", ""))
+
+    def _of_router(self, place: str, X: Named, X_s: Named, prefix: str, key: Callable[[str], Key]) -> Named:
+        """The weights of the chosen experts; `X_s`: what the shared ones read."""
+        W_r, b_r, b_choice, s = (self.p(prefix + n) for n in ("W_router", "b_router", "b_choice", "s_router"))
+        if s is not None:
+            X = (X, X_s)[self.use("router_reads", place, Key(f"{place}/router", 6, "2"))]
+        X = self._part(place, "router", X, prefix)
+
+        def scores() -> Any:
+            c = 1.0 if s is None else self.use("router_scale", place)(X.value.shape[-2])
+            return self.linear(W_r, b_r, c * X.value, "router_bias", place)
+
+        router = self.line(key("W_r X + b_r"), scores, [X])
 
         def weights() -> Any:
             how, G = self._choice_of_experts(place), np.zeros_like(router.value)
@@ -207,32 +248,19 @@ class Parts(Run):
                 b = None if b_choice is None else b_choice[0]
                 for i, weight in weights_of_experts(router.value[r, :, t], b, how).items():
                     G[r, i, t] = weight
-            return self.rounded(G)
+            return self.rounded(G if s is None else G * self.use("expert_scale", place)(s)[..., None])
 
-        G = self.line(key("weights"), weights, [router])
+        return self.line(key("weights"), weights, [router])
 
-        def each(prefix: str, X: Any) -> Any:
-            W = {n: self.p(prefix + n) for n in ("W_mlp1", "b_mlp1", "W_mlp2", "b_mlp2", "W_gate", "b_gate")}
-            U = self.linear(W["W_mlp1"], W["b_mlp1"], X, "mlp1_bias", place)
-            if W["W_gate"] is None:
-                A = self.rounded(self._activated(place, U, prefix))
-            else:
-                A = self._gated(place, self.linear(W["W_gate"], W["b_gate"], X, "gate_bias", place), U)
-            return self.linear(W["W_mlp2"], W["b_mlp2"], A, "mlp2_bias", place)
-
-        def total() -> Any:
-            G_i, X_i = G.value[..., None, :], X.value[:, None]
-            if self._choice_of_experts(place).weighted == "inputs":
-                G_i, X_i = 1.0, self.rounded(G_i * X_i)
-            Y = self.rounded((G_i * each(f"{prefix}experts/", X_i)).sum(1))
-            if self.p(f"{prefix}shared/W_mlp1") is not None:
-                w_s, shared = self.p(f"{prefix}w_s"), each(f"{prefix}shared/", X.value)
-                if w_s is not None and self.use("shared_gate", place):
-                    shared = shared * sigmoid(self.product(w_s[:, None], X.value))
-                Y = self.sum(Y, shared)
-            return Y
-
-        return self.line(key("W_mlp2 … + b_mlp2"), total, [G, X])
+    def _of_expert(self, place: str, X: Any, prefix: str) -> Any:
+        """The output of an expert, or of all."""
+        W = {n: self.p(prefix + n) for n in ("W_mlp1", "b_mlp1", "W_mlp2", "b_mlp2", "W_gate", "b_gate")}
+        U = self.linear(W["W_mlp1"], W["b_mlp1"], X, "mlp1_bias", place)
+        if W["W_gate"] is None:
+            A = self.rounded(self._activated(place, U, prefix))
+        else:
+            A = self._gated(place, self.linear(W["W_gate"], W["b_gate"], X, "gate_bias", place), U)
+        return self.linear(W["W_mlp2"], W["b_mlp2"], A, "mlp2_bias", place)
 
     def unembed(self, X: Named, algorithm: int) -> None:
         """Algorithm 7: the logits, and P, whose logarithm is kept."""

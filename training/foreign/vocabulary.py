@@ -21,7 +21,7 @@ WITHOUT_GAMMA = ("norm_gamma@l*/5", "norm_gamma@l*/7", "norm_gamma@10")
 PAIRS = {"halves": "halves", "neighbors": "neighbours"}
 KEPT = {"self_attention": "", "attention": "", "heads": "", "groups": "", "relative": "", "mlp": "", "cross_attention": "e_d/",
         "experts": "experts/", "shared": "shared/", "index": "index/", "recurrence": "recurrence/", "context": "context/", "norm": "",
-        "end": "end/", "layer_inputs": "inputs/"}  # fmt: skip
+        "end": "end/", "layer_inputs": "inputs/", "norms": "norms/", "router": "router/", "inputs": "inputs/", "outputs": "outputs/"}  # fmt: skip
 NORMS = {
     "embedding_norm": "_e",
     "encoder_norm": "_enc",
@@ -161,7 +161,7 @@ def paper_name(path: str) -> str:
         else:
             prefix += KEPT[part]
     if "mlp" in parts:
-        leaf = leaf.replace("_r", "_router")
+        leaf = "s_router" if leaf == "s" else leaf.replace("_r", "_router")
         leaf = re.sub(r"mlp(\d)$", lambda m: f"mlp{int(m[1]) + 2}", leaf) if stack == "dec" else leaf
     layer = re.sub(r"\w+\[(\d+)\].*", lambda l: f"{stack}{int(l[1]) + 1}/", path) if stack else ""
     return f"{layer}{prefix}{leaf}{suffix}"

@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms import GEMMA
-from algorithms.lines import MLP, Attention, LayerEnd, RMSNorm
+from algorithms import GEMMA, GEMMA4_MOE
+from algorithms.lines import MLP, Attention, Experts, LayerEnd, RMSNorm
 from training.interchange.decoders import LINE, Norms, of_lines, window
-from training.interchange.description import Field, Fields, Layers, Model, Need, every, in_turn
+from training.interchange.description import Field, Fields, Layers, Model, every, in_turn
 from training.interchange.errors import InterchangeError
+from training.interchange.experts import Mixture
 from training.interchange.rotary import FULL, SLIDING, Positions, rotary_fields
 
 KIND, UNIFIED = "gemma4_text", "gemma4_unified_text"
 """The second has no inputs of layers, and no experts."""
 _NORM = RMSNorm(epsilon=1e-6)
 _LINE = LINE.but(scale=1.0, normalize_heads=_NORM, normalize_values=_NORM.but(gamma=False), normalize_output=_NORM)
+_EXPERTS = Mixture(GEMMA4_MOE.mlp, chosen="top_k_experts", shared_width="intermediate_size")
 _KINDS = Layers(every(6, "sliding_window_pattern", (SLIDING, FULL)))
 
 
@@ -32,6 +34,10 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
     activation: Any = found.pop("mlp.activation")
     mlp = MLP(activation=activation, gated=True, biases=False, normalize_output=norm)
     wide = 2 * found["d_mlp"] if found.pop("is_wide") else None
+    if kind == KIND and fields.flag("enable_moe_block", False):
+        fields.require("use_double_wide_mlp", False, "wider MLPs beside experts")
+        _EXPERTS.read(fields, found)
+        mlp, wide = found["mlp"].but(activation=activation, normalize_output=norm), None
     found["attention"] = in_turn(of_layers)
     found["mlp"] = in_turn([mlp.but(d_mlp=None if l < L - n else wide) for l in range(L)])
     d = fields.integer("hidden_size_per_layer_input", 256 if kind == KIND else 0, least=0) or None
@@ -89,7 +95,11 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
         "use_double_wide_mlp": any(line.mlp and line.mlp.d_mlp for line in shared),
         "hidden_activation": state["hidden_activation"],
     }
+    if isinstance(lines[0].mlp, Experts):
+        _EXPERTS.fill(state, c, {})
+        del state["hidden_act"]
     if kind == KIND:
+        state["enable_moe_block"] = isinstance(lines[0].mlp, Experts)
         state |= {"hidden_size_per_layer_input": (end and end.d) or 0, "vocab_size_per_layer_input": c.N_V}
     return []
 
@@ -102,7 +112,6 @@ KINDS = {
         Field("final_logit_softcapping", "unembedding.cap", optional=float),
         Field("use_double_wide_mlp", "is_wide", False),
         Field("attention_k_eq_v", "is_one", False),
-        Need("enable_moe_block", False, "experts beside an MLP, with a router that has its own norm"),
         attention=_LINE,
         positions=(
             Positions(f"{SLIDING}.positions", kind=SLIDING),
@@ -120,11 +129,30 @@ KINDS = {
             f"{_LAYER}.per_layer_input_gate.weight": "layers.end.W_gate",
             f"{_LAYER}.per_layer_projection.weight": "layers.end.W_o",
             f"{_LAYER}.post_per_layer_input_norm.weight": "layers.end.norm_out.gamma",
+            f"{_LAYER}.router.proj.weight": "layers.mlp.W_r",
+            f"{_LAYER}.router.scale": "layers.mlp.norms.router.gamma",
+            f"{_LAYER}.router.per_expert_scale": "layers.mlp.s",
+            f"{_LAYER}.experts.gate_up_proj": "layers.mlp.experts.W_gate&W_mlp1",
+            f"{_LAYER}.experts.down_proj": "layers.mlp.experts.W_mlp2/W_mlp2",
+            f"{_LAYER}.pre_feedforward_layernorm_2.weight": "layers.mlp.norms.inputs.gamma",
+            f"{_LAYER}.post_feedforward_layernorm_2.weight": "layers.mlp.norms.outputs.gamma",
+            f"{_LAYER}.pre_feedforward_layernorm.weight": "layers.mlp.norms.shared.gamma",
+            f"{_LAYER}.post_feedforward_layernorm_1.weight": "layers.mlp.shared.norm_out.gamma",
+            f"{_LAYER}.mlp.gate_proj.weight": "layers.mlp.shared.W_gate",
+            f"{_LAYER}.mlp.up_proj.weight": "layers.mlp.shared.W_mlp1",
+            f"{_LAYER}.mlp.down_proj.weight": "layers.mlp.shared.W_mlp2",
             "model.embed_tokens_per_layer.weight": "layer_inputs.W_e",
             "model.per_layer_model_projection.weight": "layer_inputs.W_l",
             "model.per_layer_projection_norm.weight": "layer_inputs.norm.gamma",
         },
-        ignored=tuple(f"*.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm", "v_norm")),
+        ignored=tuple(
+            f"*.{prefix}{name}.weight"
+            for prefix, names in (
+                ("self_attn.", ("k_proj", "v_proj", "k_norm", "v_norm")),
+                ("attn_", ("k", "v", "k_norm")),
+            )
+            for name in names
+        ),
         read=_read,
         write=_write,
         in_turn=True,

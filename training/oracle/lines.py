@@ -172,23 +172,31 @@ def experts(X: Array, W: Any, f: Any, line: Any) -> Array:
 
     Sources: Shazeer et al. 2017; Mixtral, Jiang et al. 2024; OLMoE, Muennighoff et al. 2024, not renormalized;
     DeepSeek-V3, DeepSeek-AI 2024, equations 12 to 16; Qwen3-Next, with sigma(w_s x) times the shared ones; Llama 4,
-    Meta 2025, weighted "inputs", where the weight multiplies x.
+    Meta 2025, weighted "inputs", where the weight multiplies x; Gemma 4 26B-A4B, Gemma Team 2026, with a norm of each
+    part's input and of both results, 1/sqrt(d_e) times what the router reads, and s_i times the weight of expert i.
 
     `W`: W_r [n, d_e], b_r? [n], b_choice? [n], experts (what `mlp` takes, with an axis of n in front), shared? (what
-    `mlp` takes), w_s? [d_e]; `line`: see `weights_of_experts`.
+    `mlp` takes, norm_out?), w_s? [d_e], norms? (shared, router, inputs, outputs), s? [n]; `line`: see
+    `weights_of_experts`.
     """
-    columns = []
+    norm, norms, X_r, X_s, columns = part(line, "normalize_output"), part(W, "norms"), X, X, []
+    if norms is not None:
+        X_s, X_r, X = (normalize(X, of, norm) for of in (norms.shared, norms.router, norms.inputs))
+        X_r = X_r / math.sqrt(len(X))
     for t in range(X.shape[1]):
-        x = X[:, t : t + 1]
-        router = linear(W.W_r, part(W, "b_r"), x)[:, 0]
-        total = np.zeros_like(x) if part(W, "shared") is None else mlp(x, W.shared, f, line.clip, line.factors)
-        total = total if part(W, "w_s") is None else total * sigma(W.w_s @ x)
+        router, total = linear(W.W_r, part(W, "b_r"), X_r[:, t : t + 1])[:, 0], 0 * X[:, t : t + 1]
         for i, weight in weights_of_experts(router, part(W, "b_choice"), line).items():
             arrays = {name: W_all[i] for name, W_all in vars(W.experts).items() if W_all is not None}
-            before, after = (weight, 1) if line.weighted == "inputs" else (1, weight)
-            total = total + after * mlp(before * x, SimpleNamespace(**arrays), f, line.clip, line.factors)
+            scaled = weight if part(W, "s") is None else weight * W.s[i]
+            before, after = (scaled, 1) if line.weighted == "inputs" else (1, scaled)
+            x = before * X[:, t : t + 1]
+            total = total + after * mlp(x, SimpleNamespace(**arrays), f, line.clip, line.factors)
         columns.append(total[:, 0])
-    return np.stack(columns, axis=1)
+    Y = normalize(np.stack(columns, axis=1), norms and norms.outputs, norm)
+    if part(W, "shared") is None:
+        return Y
+    shared = normalize(mlp(X_s, W.shared, f, line.clip, line.factors), part(W.shared, "norm_out"), norm)
+    return Y + (shared if part(W, "w_s") is None else shared * sigma(W.w_s @ X_s))
 
 
 def weights_of_experts(router: Array, b_choice: Array | None, line: Any) -> dict[int, Any]:

@@ -138,6 +138,12 @@ MODELS = {
         {**GEMMA4, "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 7}
         | {"num_hidden_layers": 5, "layer_types": [OF_LAYERS[kind] for kind in "SFSSF"], "hidden_size": 24},
     ),
+    "gemma4, experts": (
+        "gemma4_text",
+        {**GEMMA4, **EXPERTS, "enable_moe_block": True, "num_experts": 5, "top_k_experts": 3}
+        | {"attention_k_eq_v": True, "hidden_size_per_layer_input": 0}
+        | {"num_hidden_layers": 3, "layer_types": [OF_LAYERS[kind] for kind in "SFF"]},
+    ),
     "mixtral": ("mixtral", {"num_local_experts": 4}),
     "qwen3_moe": ("qwen3_moe", {**EXPERTS, "num_experts": 5, "norm_topk_prob": True}),
     "olmoe": ("olmoe", {**EXPERTS, "num_experts": 5, "hidden_size": 60}),
@@ -237,11 +243,9 @@ def test_logits_and_gradients_are_those_of_transformers(tmp_path, name, dtype):
     path = cases.saved(model, tmp_path, dtype)
     x = np.random.default_rng(1).integers(model.config.vocab_size, size=(2, 19))
     rounded = dtype == "float64" and "gpt2" not in name
-    of_rules = {"linear_num_key_heads", "linear_num_heads", "mamba_n_heads", "mamba_num_heads"}
-    is_recurrent = MODELS[name][1].keys() & of_rules  # which are in float32
-    cases.assert_decodes_as_theirs(
-        torch, model, path, x, "float32" if is_recurrent else "rounded" if rounded else dtype
-    )
+    in_float32 = {"linear_num_key_heads", "linear_num_heads", "mamba_n_heads", "mamba_num_heads", "enable_moe_block"}
+    is_rounded = MODELS[name][1].keys() & in_float32  # recurrences, and the router of Gemma 4
+    cases.assert_decodes_as_theirs(torch, model, path, x, "float32" if is_rounded else "rounded" if rounded else dtype)
 
 
 SIGHT = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 4}
@@ -382,6 +386,9 @@ PUBLISHED_E4 |= {"intermediate_size": 10_240, "final_logit_softcapping": 30.0}
 PUBLISHED_31 = {"num_hidden_layers": 60, "hidden_size": 5376, "num_attention_heads": 32, "num_key_value_heads": 16}
 PUBLISHED_31 |= {"intermediate_size": 21_504, "final_logit_softcapping": 30.0, "num_global_key_value_heads": 4}
 PUBLISHED_31 |= {"attention_k_eq_v": True, "sliding_window": 1024, "hidden_size_per_layer_input": 0}
+PUBLISHED_26 = PUBLISHED_31 | {"num_hidden_layers": 30, "hidden_size": 2816, "num_attention_heads": 16}
+PUBLISHED_26 |= {"num_key_value_heads": 8, "num_global_key_value_heads": 2, "intermediate_size": 2112}
+PUBLISHED_26 |= {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
 PUBLISHED = {
     "glm4_moe_lite": ("GLM4_MOE_LITE", 1e6, {}),
     "glm4_moe": ("GLM4_MOE", 1e6, {"attention_bias": True, "head_dim": 128}),
@@ -405,6 +412,7 @@ PUBLISHED = {
     "gemma4_text": ("GEMMA4_E", None, PUBLISHED_E),
     "gemma4_text, E4B": (None, None, PUBLISHED_E4),
     "gemma4_text, 31B": ("GEMMA4", None, PUBLISHED_31),
+    "gemma4_text, 26B-A4B": ("GEMMA4_MOE", None, PUBLISHED_26),
     "falcon_h1": ("FALCON_H1", 1e11, PUBLISHED_FALCON),
     "nemotron_h": ("NEMOTRON_H", 1e4, {"hybrid_override_pattern": "M-M-M-M-M*-" * 2}),
 }
@@ -504,7 +512,7 @@ def test_old_and_new_fields_of_positions_side_by_side_mean_what_they_do_in_trans
         ("kimi_linear", {"moe_router_activation_func": "softmax"}, "other scores of experts"),
         ("kimi_linear", {"attention_bias": True}, "biases of latents"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "another nonlinearity"),
-        ("gemma4", {"enable_moe_block": True}, "experts beside an MLP, with a router that has its own norm"),
+        ("gemma4, experts", {"use_double_wide_mlp": True}, "wider MLPs beside experts"),
         ("gemma4", {"num_kv_shared_layers": 5}, "num_kv_shared_layers: expected fewer, so that each kind has a layer"),
         (
             "gemma4",
