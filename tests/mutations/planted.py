@@ -85,6 +85,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
         ("bias of W_f skipped", "Lines.projection", "return", "linear(theta.W_f, X, theta.b_f", "linear(theta.W_f, X, 0 * theta.b_f", 9, "10", None, "9, line 10: f_bias=none"),
         ("padding of the sequence attended", "Lines.mh_attention", "length", "self.length if is_own", "None if is_own", 11, "4", None, "4, line 5: mask=padding"),
         ("learned positions added to rotary ones", "Lines.at_positions", "X", "X if W_p_t is None else X + W_p_t", "X + 0.1 if W_p_t is None else X + W_p_t", 10, "2", "LLAMA", "10, line 2: 0.1 is added to it"),
+        ("keys of another layer than the variant's", "Lines.mh_attention.by", "lent", "self.lent[line.keys_of]", "self.lent[max(self.lent)]", 4, "5", "GEMMA4_E", "4, line 4: kv_layer=before"),
         ("activation of the algorithm for the variant's", "Lines.mlp", "name", "line.activation or activation.__name__", "activation.__name__", 10, "8", "LLAMA", "10, line 8: activation=gelu"),
         ("norm of the embeddings dropped", "Lines.at_positions", "X", "self.layer_norm(X, theta.embedding_norm)", "X", 9, "2", "ALBERT", "6, line return: norm_here=missing"),
         ("bias of the projected embeddings dropped", "Lines.at_positions", "return", "theta.b_in", "None", 9, "2", "ALBERT", "9, line 2: in_bias=none"),
@@ -100,6 +101,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
         ("scale dropped", "Attention.read", "Q", "scaled(Q, self.scale * Q.shape[1] ** 0.5)", "Q", 4, "4", "GPT_NEO", "4, line return: scale=1/√d"),
         ("norms of queries and keys dropped", "Attention._normalized", "return", "norm.of_heads(A, gamma, self.heads_together)", "A", 4, "4", "QWEN3", "4, line 1: qk_norm=none"),
         ("norm of values dropped", "Attention.read", "V", "self.normalize_values.of_heads(V, None)", "V", 4, "return", "GEMMA4", "4, line 3: it is not divided by √v"),
+        ("values that are keys behind their norm and positions", "Attention.read", "K", "(K, V) if self.keys_of is None else lent", "(K, self.normalize_values.of_heads(K, None) if self.keys_are_values else V) if self.keys_of is None else lent", 4, "return", "GEMMA4", "4, line 3: keys_as_values=behind"),
         ("norm of what attention adds dropped", "Attention._computed", "V_tilde", "self.normalize_output(V_tilde, of_lines.norm_out)", "V_tilde", 10, "6", "GEMMA2", "6, line return: norm_here=missing"),
     ),
     "model/distances.py": (
@@ -137,6 +139,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
     ),
     "model/layer_end.py": (
         ("scalar of a layer dropped", "LayerEnd.__call__", "return", "X * W.s.astype(X.dtype)", "X", 6, "2", "GEMMA4", "10, line 9: layer_scalar=1"),
+        ("input of a layer dropped", "LayerEnd.__call__", "X", 'X + shard(self.norm(linear(W.W_o, Y), W.norm_out), "tokens")', "X", 6, "2", "GEMMA4_E", "10, line 9: layer_input=none"),
         ("embeddings of a layer not scaled", "LayerEnd.inputs", "own", "token_embedding(x, W.W_e) * d**0.5", "token_embedding(x, W.W_e)", 6, "2", "GEMMA4_E", "10, line 9: input_scale=1"),
     ),
     "model/short_convolution.py": (
@@ -146,7 +149,9 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
         ("other rows of an indexer rotated", "Indexer._rotated", "return", "pairs=self.pairs", 'pairs="neighbors"', 10, "6", "DEEPSEEK_V32", "4, line 5: index_pairs=neighbours"),
     ),
     "model/experts.py": (
-        ("shared expert not gated", "Experts.__call__", "Y", "jax.nn.sigmoid(linear(W.w_s[None], X)) * shared", "shared", 10, "8", "QWEN3_NEXT", "10, line 8: shared_gate=none"),
+        ("shared expert not gated", "Experts.__call__", "Y", "jax.nn.sigmoid(linear(W.w_s[None], X_s)) * shared", "shared", 10, "8", "QWEN3_NEXT", "10, line 8: shared_gate=none"),
+        ("weights of experts not multiplied by s", "Experts.__call__", "G", "G * as_columns(W.s, G)", "G", 6, "2", "GEMMA4_MOE", "10, line 8: expert_scale=1"),
+        ("what a router reads not divided by √d_e", "Experts.__call__", "X_r", "scaled(X_r, len(X) ** -0.5)", "X_r", 6, "2", "GEMMA4_MOE", "10, line 8: router_scale=1"),
         ("weights of experts not renormalized", "Experts.weights", "G", "G / jnp.where(total == 0, 1, total)", "G", 10, "8", "MIXTRAL", "10, line 8: a token's 2 experts are those with the largest scores, weights are the softmax of the scores, not divided by their sum"),
     ),
     "model/mlp.py": (
@@ -162,6 +167,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
     "model/positions.py": (
         ("frequencies of the next pair", "Rotary.rotate", "frequencies", "np.arange(0, d, 2,", "np.arange(2, d + 2, 2,", 4, "4", "LLAMA", "4, line 1: rotation=halves 20 2(i+1)/d"),
         ("sines and cosines of a rotation exchanged", "Rotary.rotate", "cos", "(of.cos, of.sin)", "(of.sin, of.cos)", 4, "4", "LLAMA", "4, line 1: rotation=halves 20 2i/d, sin for cos"),
+        ("all pairs turned, of which some do not", "Rotary.rotate", "if", "self.of_all", "False", 4, "4", "GEMMA4", "4, line 1: rotation_scaling=none"),
         ("all rows rotated", "Rotary.rows", "d", "d_attn * self.share", "d_attn", 4, "4", "NEOX", "4, line 1: rotation_share=1"),
     ),
     "model/variant.py": (
