@@ -371,6 +371,12 @@ class Architecture(NamedTuple):
         """Whether files count MLPs as layers."""
         return not callable(self.tensors) and any("#+" in name for name in self.tensors)
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of the fields by what they say of a model."""
+        fields = [field for field in self.fields if isinstance(field, Field) and field.ours and field.names != "-"]
+        return {f.ours.split()[0] if "." in f.ours else f.ours: f.names.partition("|")[0] for f in fields}
+
     def read_config(self, fields: Fields, names: Sequence[str]) -> Model:
         """Return the model that a config.json describes; `names` are those of the tensors."""
         found: dict[str, Any] = {}

@@ -1,6 +1,7 @@
 """The metadata of a GGUF file on its model, as the fields of a config.json, and the other way round.
 
-Most keys are fields under another name; a table for each architecture has these. Two functions have the rest: one
+Most keys are fields under another name; a table for each architecture has these, where fields that Llama has, too, have
+its names. Two functions have the rest: one
 returns the other fields, from the metadata and the fields found so far; the other, ``of_…``, the other metadata, from
 all fields. Defaults are llama.cpp's. A layer whose number of heads of keys is 0 is a recurrence (`granitehybrid`,
 `kimi-linear`); in `qwen3next` and `qwen35`, every n-th layer has attention.
@@ -35,8 +36,8 @@ LLAMA = (
 )
 GPT_OSS = SAME_WIDTH | ROTARY | WINDOW | MIXTRAL
 MINIMAX = SAME_WIDTH | ROTARY | MIXTRAL
-COHERE = OF_SIZES | WINDOW | keys("attention.layer_norm_epsilon layer_norm_eps  logit_scale logit_scale")
-STARCODER2 = OF_SIZES | keys("attention.layer_norm_epsilon norm_epsilon")
+COHERE = OF_SIZES | WINDOW | keys("attention.layer_norm_epsilon rms_norm_eps  logit_scale logit_scale")
+STARCODER2 = OF_SIZES | keys("attention.layer_norm_epsilon rms_norm_eps")
 OLMO = OF_SIZES | keys("attention.clamp_kqv clip_qkv=null")
 ERNIE_MOE = {**ROTARY, **WIDTH} | keys("""
     expert_count moe_num_experts                    expert_used_count moe_k
@@ -73,7 +74,7 @@ GLM_DSA = DEEPSEEK | keys("""
     attention.indexer.top_k index_topk
 """)
 KIMI = {**_LATENTS, **WIDTH, **_GROUPS} | keys("""
-    context_length model_max_length                 feed_forward_length intermediate_size
+    feed_forward_length intermediate_size
     expert_count num_experts                        expert_used_count num_experts_per_token
     expert_shared_count num_shared_experts          expert_group_count num_expert_group=1
     ssm.conv_kernel linear_conv_kernel_dim          kda.head_dim linear_head_dim
@@ -89,14 +90,12 @@ _WITH_SHARED = {**CHOICE, **WIDTH, **keys(f"{SHARED_LENGTH} {QWEN}")}
 QWEN2_MOE = ROTARY | _WITH_SHARED
 QWEN3_NEXT = DELTA | _WITH_SHARED
 QWEN35_MOE = {key: field for key, field in QWEN3_NEXT.items() if key != "feed_forward_length"}
-LFM2 = {key: field for key, field in OF_SIZES.items() if key != "attention.head_count_kv"} | keys("""
-    attention.layer_norm_rms_epsilon norm_eps       shortconv.l_cache conv_L_cache
-""")
+LFM2 = {key: field for key, field in ROTARY.items() if key != "attention.head_count_kv"}
+LFM2 |= keys("shortconv.l_cache conv_L_cache")
 LFM2_MOE = {**LFM2, **CHOICE, **WIDTH, **keys("leading_dense_block_count num_dense_layers=0")}
 NEMOTRON = {
-    key: field for key, field in OF_SIZES.items() if not key.endswith(("head_count_kv", "feed_forward_length"))
+    key: field for key, field in ROTARY.items() if not key.endswith(("head_count_kv", "feed_forward_length"))
 } | keys("""
-    attention.layer_norm_rms_epsilon layer_norm_epsilon
     ssm.conv_kernel conv_kernel                     ssm.state_size ssm_state_size
     ssm.group_count n_groups                        ssm.time_step_rank mamba_num_heads
     ssm.inner_size mamba_num_heads*mamba_head_dim
@@ -113,17 +112,11 @@ _MAMBA = keys("""
 """)
 MAMBA = {key: field for key, field in ROTARY.items() if key != "attention.head_count_kv"} | FACTORS | _MAMBA
 FALCON = ROTARY | _MAMBA
-LLADA = keys("""
-    context_length max_sequence_length              embedding_length d_model
-    feed_forward_length mlp_hidden_size             block_count n_layers
-    attention.head_count n_heads                    attention.head_count_kv n_kv_heads=null
-    attention.layer_norm_rms_epsilon rms_norm_eps
-""")
-GPT2 = keys("""
-    context_length n_positions                      embedding_length n_embd
-    feed_forward_length n_inner                     block_count n_layer
-    attention.head_count n_head                     attention.layer_norm_epsilon layer_norm_epsilon
-""")
+_PLAIN = {
+    key: field for key, field in OF_SIZES.items() if key not in ("attention.head_count_kv", "attention.key_length")
+}
+LLADA = _PLAIN | keys("attention.head_count_kv num_key_value_heads=null  attention.layer_norm_rms_epsilon rms_norm_eps")
+GPT2 = _PLAIN | keys("attention.layer_norm_epsilon rms_norm_eps")
 
 State = dict[str, Any]
 """The fields of a config.json."""
@@ -291,12 +284,11 @@ def granite_hybrid(m: Metadata, found: State) -> State:
 
 def llada(m: Metadata, found: State) -> State:
     """Return LLaDA's fields."""
-    m.require("rope.dimension_count", found["d_model"] // found["n_heads"])
-    H_kv = found["n_kv_heads"] or found["n_heads"]
+    H = found["num_attention_heads"]
+    m.require("rope.dimension_count", found["hidden_size"] // H)
     return {
-        "n_kv_heads": H_kv,
+        "num_key_value_heads": found["num_key_value_heads"] or H,
         "rope_theta": m.number("rope.freq_base", 10_000.0),
-        "weight_tying": not m.has("output.weight"),
     }
 
 

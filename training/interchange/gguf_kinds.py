@@ -95,7 +95,7 @@ FLOAT32 = (*FLAT, *TAPS)
 """Tensors that llama.cpp reads in float32."""
 OF_VALUES = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt", "ssm_conv1d", "ssm_out")
 """Tensors with rows, or columns (`ssm_out`), of value heads; `attn_qkv` and the taps have others before them."""
-HEADS = {"attn_q": ("num_attention_heads", "n_heads"), "attn_k": ("num_key_value_heads", "n_kv_heads")}
+HEADS = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 """The fields with the number of heads in tensors."""
 
 
@@ -156,7 +156,7 @@ class Kind(NamedTuple):
         """Return the numbers of a tensor as our entries have them, or to `write` as a file has them."""
         part = part_of(name)
         if self.permuted and part in HEADS:
-            return _reordered(array, next(state[name] for name in HEADS[part] if name in state), write=write)
+            return _reordered(array, state[HEADS[part]], write=write)
         array = _with_rates(array, write=write) if part == "ssm_a" else array
         array = _with_values_by_keys(part, array, state, write=write) if self.by_keys else array
         if self.shifted and part.endswith("norm") and part != "ssm_norm":
@@ -275,7 +275,7 @@ KINDS: dict[str, Kind] = {
         fields.llada,
         lambda state: {
             "rope.freq_base": state["rope_theta"],
-            "rope.dimension_count": state["d_model"] // state["n_heads"],
+            "rope.dimension_count": state["hidden_size"] // state["num_attention_heads"],
         },
         base=None,
         fixed={"attention.causal": False, "diffusion.shift_logits": False},

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from training.interchange.architectures import ARCHITECTURES
 from training.interchange.containers import Tensors
 from training.interchange.description import CYCLE
 from training.interchange.errors import InterchangeError
@@ -45,11 +46,19 @@ def open_gguf(source: Path | GGUFFile) -> "tuple[dict[str, Any], GGUFTensors]":
     if not isinstance(architecture, str) or architecture not in KINDS:
         raise _unknown(path, str(architecture))
     state = state_of(file, architecture)
-    return state, GGUFTensors(file, KINDS[architecture], state)
+    return renamed(state), GGUFTensors(file, KINDS[architecture], state)
+
+
+def renamed(state: dict[str, Any], *, back: bool = False) -> dict[str, Any]:
+    """Return fields with the names that their kind of checkpoint has for Llama's, which the tables have; or `back`."""
+    own, of_llama = (ARCHITECTURES[kind].names for kind in (state["model_type"], "llama"))
+    pairs = [(name, own[ours]) for ours, name in of_llama.items() if ours in own]
+    names = dict(pair[::-1] for pair in pairs) if back else dict(pairs)
+    return {names.get(name, name): value for name, value in state.items()}
 
 
 def state_of(file: Any, architecture: str) -> dict[str, Any]:
-    """Return the fields of config.json for a GGUFFile. Raises InterchangeError for a key that is not understood."""
+    """Return the fields of a GGUFFile, by Llama's names. Raises InterchangeError for a key that is not understood."""
     metadata = Metadata(file, architecture)
     kind = KINDS[architecture]
     found = kind.fields(metadata)

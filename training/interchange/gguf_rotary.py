@@ -30,11 +30,7 @@ def with_rotary(m: Metadata, names: Keys, base: float = 10_000.0, **defaults: fl
     d_head = found["head_dim"]
     if m.integer("attention.value_length", d_head) != d_head:
         raise m.wrong("attention.value_length", f"the {d_head} of attention.key_length")
-    biased = m.has("blk.0.attn_q.bias")
-    found |= {
-        **dict.fromkeys(("attention_bias", "use_bias", "qkv_bias"), biased),
-        "mlp_bias": m.has("blk.0.ffn_up.bias"),
-    }
+    found |= {"attention_bias": m.has("blk.0.attn_q.bias"), "mlp_bias": m.has("blk.0.ffn_up.bias")}
     return found | {"rope_parameters": rotary_in(m, d_head, base)}
 
 

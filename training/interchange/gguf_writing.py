@@ -22,7 +22,7 @@ from training.interchange.errors import InterchangeError
 from training.interchange.gguf_fields import of_heads
 from training.interchange.gguf_file import TensorInfo, import_gguf, key_of
 from training.interchange.gguf_kinds import FLOAT32, KINDS, LISTED, part_of
-from training.interchange.gguf_models import TIED, state_of
+from training.interchange.gguf_models import TIED, renamed, state_of
 from training.interchange.gguf_rotary import ROPE_FACTORS, factors_of
 
 ARCHITECTURE = "general.architecture"
@@ -55,7 +55,7 @@ def draft(
     path: Path, model: Model, state: dict[str, Any], leaves: Mapping[str, Any], quantize: str | None = None
 ) -> Draft:
     """Return a file's metadata on its model, and its tensors' shapes and types; `quantize` is one of `QUANTIZED`."""
-    architecture = OF_TYPE[state["model_type"]]
+    state, architecture = renamed(state, back=True), OF_TYPE[state["model_type"]]
     architecture += "_moe" * (f"{architecture}_moe" in KINDS and "n_routed_experts" in state)
     kind, shapes = KINDS[architecture], {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     rotary = state.get("rope_parameters", {})
@@ -149,7 +149,7 @@ def _type(dtype: Any) -> str:
 def lost(file: Draft, model: Model, architecture: Architecture) -> list[str]:
     """Return what a file would not say of its model: what differs when its metadata are read back."""
     try:
-        fields = Fields(file.path, state_of(file, file.metadata[ARCHITECTURE]))
+        fields = Fields(file.path, renamed(state_of(file, file.metadata[ARCHITECTURE])))
         found = architecture.read_config(fields, list(file.tensors)).config
     except ValueError as error:
         return [f"metadata for it: {error}"]
@@ -172,7 +172,7 @@ def lost(file: Draft, model: Model, architecture: Architecture) -> list[str]:
 
 def write(path: Path, file: Draft, state: dict[str, Any], model: Model, leaves: Mapping[str, Any]) -> None:
     """Write a drafted file."""
-    gguf, kind = import_gguf(path), KINDS[file.metadata[ARCHITECTURE]]
+    gguf, kind, state = import_gguf(path), KINDS[file.metadata[ARCHITECTURE]], renamed(state, back=True)
     writer = gguf.GGUFWriter(str(path), file.metadata[ARCHITECTURE])
     for key, value in file.metadata.items():
         if key == ARCHITECTURE:  # which the writer has
