@@ -150,8 +150,10 @@ def next_tokens(x: Any, targets: Any, length: Any, segments: Any) -> tuple[Any, 
     """The token to predict in each column, and whether there is one: in the next column, unless targets are given."""
     if targets is not None:
         return targets, is_before(targets, length)
-    counted, following = is_before(x, length, 1), jnp.roll(x, -1, axis=-1)
-    return following, counted if segments is None else counted & (segments == jnp.roll(segments, -1, axis=-1))
+    counted = is_before(x, length, 1)
+    if segments is not None:
+        counted &= jnp.broadcast_to(segments == jnp.roll(segments, -1, axis=-1), x.shape)
+    return jnp.roll(x, -1, axis=-1), counted
 
 
 def losses_of(

@@ -77,13 +77,13 @@ CASES = {
     "gelu": Case({"x": 3 * X}, {}),
     "gelu_tanh": Case({"x": 3 * X}, {}),
     "relu": Case({"x": X}, {}),
-    "d_token_losses": Case({"theta": D, "weights": NOT_0}, {"x": x}),
+    "d_token_losses": Case({"theta": D, "weights": NOT_0}, {"x": x, **PACKED}),
     "d_token_losses, of columns": Case(
         {"x": X, "theta": D, "weights": NOT_0}, {"targets": x, "mask": alg.BIDIRECTIONAL, "length": 4}
     ),
     "e_token_losses": Case({"theta": E}, {"x": x, "x_tilde": np.where(np.arange(L) == 1, 4, x)}),
     "ed_token_losses": Case({"theta": ED}, {"z": z, "x": x, **HALVES}),
-    "mtp_token_losses": Case({"X": X, "theta": WITH_HEAD, "weights": NOT_0}, {"x": x}),
+    "mtp_token_losses": Case({"X": X, "theta": WITH_HEAD, "weights": NOT_0}, {"x": x, **PACKED}),
     "mtp_hidden_state": Case({"X": X, "theta": WITH_HEAD}, {"y": x}),
     "d_logits": Case({"theta": D}, {"x": x, **PACKED}),
     "d_logits, of columns": Case({"x": X, "theta": D}, {}),

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import norm
 
 import algorithms as alg
-from algorithms.lines import Attention, Embedding, LayerNorm
+from algorithms.lines import Attention
 from algorithms.model.mixer import MixerMetadata
 from tests import cases
 from tests.algorithms.test_batch_axes import loss_and_gradients
@@ -212,24 +212,3 @@ def test_a_models_gradient_of_a_token_or_a_target_outside_of_the_vocabulary_is_n
         of_theta = gradient(D, tokens, targets)
         for W in (of_theta.W_u, of_theta.layers.attention.W_o, of_theta.W_e):
             assert np.isnan(W).any()
-
-
-# Lengths that are at hand.
-x, xs = cases.random_tokens(5, n=N_V), cases.random_tokens(3, 5, n=N_V)
-
-
-@pytest.mark.end_to_end
-def test_sinusoidal_positions_beyond_the_number_of_tokens():
-    """They are computed: there is no table that ends."""
-    sinusoidal = alg.PAPER.but(embedding=Embedding(positions="sinusoidal"), norm=LayerNorm(epsilon=1e-6))
-    learned = sinusoidal.but(embedding=Embedding())
-    theta = cases.random_theta(alg.DTransformerConfig(L=1, variant=sinusoidal, **SIZES))
-    positions = jnp.array([[900, 3, 0, 5, 4], [5, 6, 7, 8, 9], [0, 1, 2, 0, 1]], jnp.int32)
-    W_p = alg.sinusoidal_positional_embedding(4, 1000, base=10000, dtype="float64")
-    table = theta._replace(W_p=W_p, variant=learned)
-    together = alg.d_hidden_state(xs, theta, positions=positions)
-    for b in range(3):
-        expected = alg.d_hidden_state(xs[b], table, positions=positions[b])
-        assert np.isfinite(expected).all()
-        cases.assert_close(alg.d_hidden_state(xs[b], theta, positions=positions[b]), expected, 1e-10)
-        cases.assert_close(together[:, b], expected, 1e-10)

@@ -12,21 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What algorithms/ may import: nothing that reads files, the clock or the environment, and no optimizer.
 DEPENDENCIES = {"jax", "jaxtyping", "numpy"}
 STANDARD_LIBRARY = {"ast", "collections", "contextlib", "contextvars", "dataclasses", "enum", "fractions", "functools"}
-STANDARD_LIBRARY |= {
-    "html",
-    "inspect",
-    "io",
-    "itertools",
-    "json",
-    "math",
-    "operator",
-    "re",
-    "sys",
-    "textwrap",
-    "tokenize",
-    "types",
-}
-STANDARD_LIBRARY |= {"typing", "weakref"}
+STANDARD_LIBRARY |= {"html", "inspect", "io", "itertools", "json", "math", "operator", "re", "sys", "textwrap"}
+STANDARD_LIBRARY |= {"tokenize", "types", "typing", "weakref"}
 EXCEPTIONS = {
     ("algorithms/machinery/contract.py", "warnings"),  # of an argument that has another name now
     ("algorithms/machinery/devices.py", "pathlib.Path"),  # what it multiplies is in a file of Linux

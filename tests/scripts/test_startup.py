@@ -5,17 +5,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LATER = (
-    "datasets",
-    "huggingface_hub",
-    "jax.experimental.pallas",
-    "matplotlib",
-    "orbax",
-    "sklearn",
-    "torch",
-    "transformers",
-    "wandb",
-)
+LATER = ["datasets", "huggingface_hub", "jax.experimental.pallas", "matplotlib", "orbax", "sklearn", "torch"]
+LATER += ["transformers", "wandb"]
 IMPORTS = f"""
 import importlib, pkgutil, sys
 import training.commands
