@@ -30,12 +30,17 @@ class Block(nn.Module):
         k, v = (a.repeat(1, times, 1, 1) if how else a.repeat_interleave(times, 1)
                 for a, how in ((k, False), (v, self.wrong.get("values tiled"))))  # fmt: skip
         q, v = (v, q) if self.wrong.get("exchanged") else (q, v)
+        if "unnormalized" in self.wrong:
+            of_X = dict(zip("qkv", self.qkv(X).split(self.widths, dim=-1), strict=True))
+            of_X = {n: a.view(B, T, -1, d // self.H).transpose(1, 2) for n, a in of_X.items()}
+            q, k, v = (of_X[n] if n in self.wrong["unnormalized"] else a for n, a in zip("qkv", (q, k, v), strict=True))
+        q, k, v = (self.wrong.get(n, lambda a: a)(a) for n, a in zip("qkv", (q, k, v), strict=True))
         k = k.detach() if self.wrong.get("detached") == "K" else k
         S = q @ k.transpose(-1, -2)
         S = S if self.wrong.get("scale") else S / self.wrong.get("divisor", math.sqrt)(q.shape[-1])
         permitted = torch.ones(T, T, dtype=torch.bool).tril(self.wrong.get("diagonal", 0))
         permitted = permitted.triu(1 - self.wrong.get("window", T))
-        S = S.masked_fill(~permitted, -math.inf)
+        S = S.masked_fill(~permitted, self.wrong.get("fill", -math.inf))
         A = (S.float() if self.wrong.get("mixed") else S).softmax(self.wrong.get("axis", -1)).to(S.dtype)
         A = self.wrong.get("weights", lambda A: A)(A)
         if self.wrong.get("detached") == "softmax":
@@ -52,7 +57,7 @@ class Block(nn.Module):
             Z = Z.detach() + other - other.detach()
         if "hook" in self.wrong and Z.requires_grad:
             Z.register_hook(self.wrong["hook"])
-        return X + self.out(Z)
+        return self.wrong.get("behind", lambda X: X)(X + self.out(Z))
 
 
 class Decoder(nn.Module):
@@ -68,6 +73,7 @@ class Decoder(nn.Module):
 
     def forward(self, x):
         X = self.wte(x) + self.wpe(torch.arange(x.shape[1]) + self.wrong.get("first", 0))
+        X = X * self.wrong.get("embedded", 1)
         blocks = self.blocks[: len(self.blocks) - self.wrong.get("fewer", 0)]
         for block in reversed(blocks) if self.wrong.get("reversed") else blocks:
             X = block(X)

@@ -34,11 +34,12 @@ class Attention(Parts):
         *,
         distances: str = "",
         memories: Sequence[Named] = (),
+        before: Named | None = None,
     ) -> Named:
         """Algorithm 5, and Algorithm 4 of every head (alone without W_o).
 
         `prefix`: of the parameters W_q [H, d_attn, d_x] …; `mask`: [l_z, l_x]; `distances`: the name of T5's table;
-        `memories`: the context before the encoder, and behind each of its layers.
+        `memories`: the context before the encoder, and behind each of its layers; `before`: X before a norm.
         """
         self.use("turns", place, Key(place, 4, "1"))
         l_x = X.value.shape[-1]
@@ -47,11 +48,13 @@ class Attention(Parts):
         W_g, W_o, b_o, W_c = (self.p(prefix + name) for name in ("W_g", "W_o", "b_o", "W_c"))
         n, line = self.use("keys_of", place, Key(place, 4, "2")), place.partition("/")[2]
         given = self.kept.get(f"l{n:g}/{line}") if n else None
-        Q, K, V = self._read(place, X, Z, prefix, memories, given) if W_c is None else self._latent(place, X, prefix)
-        before = [*self.kept.values()][-1:]
+        Q, K, V = (
+            self._read(place, X, Z, prefix, memories, before, given) if W_c is None else self._latent(place, X, prefix)
+        )
+        earlier = [*self.kept.values()][-1:]
         self.kept[place] = K, V
-        if self.use("kv_layer", place, Key(place, 4, "4")) and before and X is Z:
-            K, V = before[0]
+        if self.use("kv_layer", place, Key(place, 4, "4")) and earlier and X is Z:
+            K, V = earlier[0]
         mask = mask if W_c is None else self._chosen(place, X.value[0], prefix, mask)
         self.use("heads", place, Key(place, 4, "4"))
         Q, K, V = (self._in_heads(place, Y, Q.value.shape[-3]) for Y in (Q, K, V))
@@ -89,8 +92,14 @@ class Attention(Parts):
 
     def _each(self, place: str, A: Any, H: int, *, values: bool = False) -> Any:
         """The keys or values of every head, where heads share them."""
+        A = self._exchanged(place, A, 2 if values else 1)
         own = self.use("value_sharing", place) if values else None
         return A if A.shape[-3] == H else (own or self.use("sharing", place))(A, H)
+
+    def _exchanged(self, place: str, A: Any, i: int) -> Any:
+        """The queries (`i`: 0), keys or values of each head, which are perhaps another's."""
+        which, order = self.use("heads_exchanged", place)
+        return A[..., order(A.shape[-3]), :, :] if i == which else A
 
     def _forms(self, d: int) -> tuple[tuple[str, Any, Any], ...]:
         s, r = d**-0.5, d**-0.25
@@ -106,6 +115,7 @@ class Attention(Parts):
         Z: Named,
         prefix: str,
         memories: Sequence[Named],
+        before: Named | None = None,
         given: tuple[Named, Named] | None = None,
     ) -> tuple[Named, Named, Named]:
         """Queries, keys and values, ready for line 4; `given`: keys and values of another layer."""
@@ -118,6 +128,8 @@ class Attention(Parts):
             if X is not Z:
                 slot, of = ("q_reads", (X, Z)) if i == 0 else ("kv_reads", (Z, X, *memories))
                 reads = of[self.use(slot, place)]
+            elif before is not None and letter in self.use("unnormalized", place):
+                reads = before
             W, b = self.p(f"{prefix}W_{name}"), self.p(f"{prefix}b_{name}")
             how = self.use("split", place)
             if how == "per head":
@@ -290,7 +302,8 @@ class Attention(Parts):
 
         def scores() -> Any:
             self.use("scale", place)
-            of = self.sum(Q.value, self.need(f"{prefix}u")[..., None] + 0 * Q.value) if shifted else Q.value
+            of = self._exchanged(place, Q.value, 0)
+            of = self.sum(of, self.need(f"{prefix}u")[..., None] + 0 * of) if shifted else of
             return times * self.product(np.swapaxes(self._each(place, K.value, H), -1, -2), of)
 
         forms = [("divided by √d_attn", lambda S: S * d**-0.5, lambda S: S * d**0.5)]
@@ -385,7 +398,7 @@ class Attention(Parts):
         if axis == ():
             return A
         sink = self.p(f"{prefix}s") if self.use("sinks", "") else None
-        over = axis if isinstance(axis, tuple) else (-2,)
+        over = axis if isinstance(axis, tuple) else (-3,) if axis == "heads" else (-2,)
         nothing = np.isneginf(np.real(A))
         A = np.where(nothing, 0.0, A) * (math.log(2) if axis == "2" else 1.0)
         top = np.where(nothing, -np.inf, np.real(A)).max(axis=over, keepdims=True)
@@ -403,6 +416,8 @@ class Attention(Parts):
             return E * np.exp(top) if axis == "numerator" else E
         if axis == "mean":
             total = total / E.shape[-2]
+        if axis == "heads":
+            return np.where(total == 0, 1 / A.shape[-3], E / np.where(total == 0, 1.0, total))
         return E / np.where(total == 0, 1.0, total)
 
     def _values(self, place: str, V: Any, A: Any) -> Any:

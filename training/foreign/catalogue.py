@@ -181,6 +181,20 @@ def _anew(what: str) -> list[tuple[str, str, Any]]:
     ]  # fmt: skip
 
 
+def _exchanged() -> Iterator[tuple[str, str, Any]]:
+    """Heads whose queries, keys or values are another head's."""
+    for i, what in enumerate(("queries", "keys", "values")):
+        yield (
+            f"{what} reversed",
+            f"heads have {what} in reverse: head h those of H + 1 − h",
+            (i, lambda H: np.arange(H)[::-1]),
+        )
+        yield f"{what} first", f"all heads have the first head's {what}", (i, lambda H: 0 * np.arange(H))
+        for by, told in ((-1, "+"), (1, "−")):
+            text = f"heads have {what} in another order: head h those of h {told} 1, around"
+            yield f"{what} {told}1", text, (i, lambda H, by=by: np.roll(np.arange(H), by))
+
+
 def _sharing(what: str) -> dict[str, Choice]:
     """Which keys or values a head reads, where there are fewer of them."""
     return _rows(
@@ -214,10 +228,12 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("1", "embeddings are not scaled", lambda d: 1.0), ("√d_e", "token embeddings are multiplied by √d_e", math.sqrt),
         ("1/√d_e", "token embeddings are divided by √d_e", lambda d: d**-0.5), ("d_e", "token embeddings are multiplied by d_e", float),
         ("√d_e in bfloat16", "token embeddings are multiplied by √d_e, rounded to bfloat16", lambda d: in_bfloat16(math.sqrt(d)))),
-    "embedding_both": _rows(
-        ("token", "only the tokens are scaled", lambda s, d: 1.0), ("both", "the sum of token and position is scaled, not the token alone", lambda s, d: s),
-        ("1/√d_e", "positions are divided by √d_e", lambda s, d: d**-0.5), ("√d_e", "positions are multiplied by √d_e", lambda s, d: d**0.5),
-        ("-", "positions are subtracted", lambda s, d: -1.0)),
+    "position_scale": _rows(
+        ("1", "positions are not scaled", lambda d: 1.0), ("1/√d_e", "positions are divided by √d_e", lambda d: d**-0.5),
+        ("√d_e", "positions are multiplied by √d_e", math.sqrt), ("-", "positions are subtracted", lambda d: -1.0)),
+    "embedded_scale": _rows(
+        ("1", "the sum of token and position is not scaled", lambda d: 1.0), ("√d_e", "the sum of token and position is multiplied by √d_e", math.sqrt),
+        ("1/√d_e", "the sum of token and position is divided by √d_e", lambda d: d**-0.5)),
     "context_parameters": _rows(("own", "the context has its own embedding", "context/"), ("sequence", "the context is embedded with the sequence's parameters", "")),
     "embedding_extra": _rows(("none", "nothing else is added", None)),
     "extra_norm": _rows(("none", "no norm is added", None), ("ones", "a norm with γ = 1, β = 0 is added", "layer"), ("rms", "an RMSnorm without γ is added", "rms")),
@@ -279,7 +295,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("unmasked", "a token with nothing to attend to attends as if nothing were masked (a large number is added to scores, not −∞)", "unmasked")),
     "softmax_axis": _rows(
         ("keys", "softmax is over the keys t_z", (-2,)), ("queries", "softmax is over the queries t_x, not the keys t_z", (-1,)), ("both", "softmax is over all pairs of a head", (-2, -1)),
-        ("heads", "softmax is over the heads", (-3,)), ("none", "there is no softmax", ()), ("one", "softmax has 1 more in its denominator", "one"),
+        ("heads", "softmax is over the heads", (-3,)), ("heads, alike", "softmax is over the heads, and masked scores are a large number, not −∞", "heads"), ("none", "there is no softmax", ()), ("one", "softmax has 1 more in its denominator", "one"),
         ("one, stable", "softmax has 1 more in its denominator, after its maximum is subtracted", "one, stable"),
         ("numerator", "the softmax is not divided by its sum", "numerator"), ("numerator, stable", "the softmax is not divided by its sum, after its maximum is subtracted", "numerator, stable"),
         ("mean", "numerators are divided by their mean, not their sum", "mean"), ("divided by the sum of the queries", "numerators are divided by their sum over the queries t_x", "queries"),
@@ -311,6 +327,10 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("double", "the sublayer is added twice", lambda X, Xt, A: X + 2 * A), ("minus", "the sublayer is subtracted", lambda X, Xt, A: X - A), ("2X", "X is added twice", lambda X, Xt, A: 2 * X + A),
         ("half", "the sum is halved", lambda X, Xt, A: (X + A) / 2), ("√½", "the sum is multiplied by √½", lambda X, Xt, A: (X + A) * 0.5**0.5),
         ("skip", "the sublayer is left out", lambda X, Xt, A: X + 0 * A), ("half A", "the sublayer is halved", lambda X, Xt, A: X + A / 2)),
+    "unnormalized": _rows(
+        ("none", "queries, keys and values are of the normalized X̃", ""),
+        *((letters, f"{what} are of X, not of the normalized X̃", letters)
+          for letters, what in (("q", "queries"), ("k", "keys"), ("v", "values"), ("kv", "keys and values"), ("qk", "queries and keys"), ("qv", "queries and values")))),
     "reads": _rows(("X̃", "it reads what the paper says", 0), ("X", "it reads X, not the normalized X̃", 1), ("before", "it reads X as it was before attention was added", 2)),
     "kv_reads": _rows(
         ("Z", "keys and values are of Z", 0), ("X", "keys and values are of X, not of the context", 1),
@@ -376,6 +396,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("f(GU)", "the activation is of the product", lambda f, G, U: f(G * U)), ("f(G)+U", "gate and MLP are added", lambda f, G, U: f(G) + U), ("U", "there is no gate", lambda f, G, U: f(U) + 0 * G)),
     "heads": {"H": Choice("there are H heads", None), **{str(n): Choice(f"rows are in {n} heads, not in H", n) for n in (1, 2, 3, 4, 6, 8, 12, 16)}},
     "sharing": _sharing("keys"),
+    "heads_exchanged": _rows(("none", "head h has the queries, keys and values h", (-1, None)), *_exchanged()),
     "value_sharing": {"as keys": Choice("values are shared as keys are", None), **_sharing("values")},
     "lru_gates": _rows(
         ("own", "i gates what comes in, r the decay", lambda i, r: (i, r)), ("exchanged", "the gates i and r are exchanged", lambda i, r: (r, i)),
@@ -419,7 +440,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("gelu_tanh", "GELU is its tanh approximation", gelu_tanh(0.044715)), ("gelu_sigmoid", "GELU is x·σ(1.702 x)", lambda x: x * sigmoid(1.702 * x)),
         ("silu", "the activation is SiLU, x·σ(x)", silu), ("relu_squared", "the activation is ReLU²", lambda x: where_positive(x, x * x, 0 * x)),
         ("leaky", "the activation is leaky ReLU (0.01)", lambda x: where_positive(x, x, 0.01 * x)), ("elu", "the activation is ELU", lambda x: where_positive(x, x, np.exp(where_positive(x, 0 * x, x)) - 1)),
-        ("tanh", "the activation is tanh", np.tanh), ("sigmoid", "the activation is σ", sigmoid), ("phi", "the activation is Φ(x), without the factor x", phi),
+        ("softplus", "the activation is softplus", softplus), ("tanh", "the activation is tanh", np.tanh), ("sigmoid", "the activation is σ", sigmoid), ("phi", "the activation is Φ(x), without the factor x", phi),
         ("gelu_tanh_no_cube", "GELU is x/2·(1 + tanh(√(2/π) x)), without the cube", gelu_tanh(0.0)), ("gelu_cube", "GELU's tanh approximation has 0.44715 for 0.044715", gelu_tanh(0.44715)),
         ("2gelu", "GELU lacks the factor ½", lambda x: 2 * x * phi(x)), ("identity", "there is no activation", lambda x: x)),
     "loss": {
@@ -482,6 +503,8 @@ MADE: dict[str, Callable[[str], Choice]] = {
     "mlp_factors": _numbers("gate and MLP are multiplied by VALUE"), "mixer_sum": _numbers("attention and recurrence are multiplied by VALUE"),
     "mlp_clip": _number("gate and MLP are cut at VALUE"), "delta_min": _number("Δ is at least VALUE"), "index_k": _number("a token reads the VALUE tokens that the indexer scores highest"), "unembed_scale": lambda name: Choice(f"logits are multiplied by {name}", lambda d: float(name)), "experts": _experts,
     "embedding_scale": lambda name: Choice(f"token embeddings are multiplied by {name}", lambda d: float(name)),
+    "position_scale": lambda name: Choice(f"positions are multiplied by {name}", lambda d: float(name)),
+    "embedded_scale": lambda name: Choice(f"the sum of token and position is multiplied by {name}", lambda d: float(name)),
     "residual": _residual, "mask_fill": _mask_fill, "keys_of": _number("keys and values are those of layer VALUE"),
     "position_index": lambda name: Choice(f"positions are {name.removeprefix('t')} too high", lambda t: t + int(name.removeprefix("t"))),
 }  # fmt: skip
@@ -490,7 +513,7 @@ MADE: dict[str, Callable[[str], Choice]] = {
 HARMLESS = {"q_bias", "k_bias", "v_bias", "rotation_first"}
 """Slots that may change a line and nothing after it."""
 
-STRUCTURE = {"order", "post_norm", "parallel", "norm_here", "extra_norm", "layer", "rotation", "qk_norm", "shared", "cap", "reads", "position_table", "unembed_bias", "unembed_scale", "distances", "turns", "head"}  # fmt: skip
+STRUCTURE = {"embedded_scale", "order", "post_norm", "parallel", "norm_here", "extra_norm", "layer", "rotation", "qk_norm", "shared", "cap", "reads", "position_table", "unembed_bias", "unembed_scale", "distances", "turns", "head"}  # fmt: skip
 """Slots that decide which lines there are."""
 
 RARE = {"parallel", "norm_which", "layer", "turns"}

@@ -7,6 +7,7 @@ departures later. If none fits, each foreign tensor of the right shape is tried 
 behind it can be checked all the same, and then pairs of choices. After two such unknowns the walk stops.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -63,10 +64,22 @@ OF_ATTENTION = (
     "weights", "split", "q_reads", "kv_reads", "q_square", "k_square", "v_square", "scale", "mask", "softmax_axis",
 )  # fmt: skip
 
-SPARE = ("weights", "split", "rotates", "norm_here", "qk_norm", "kv_reads", "kv_layer", "position_index")
+SPARE = (
+    "weights",
+    "split",
+    "mask",
+    "mask_fill",
+    "scale",
+    "rotates",
+    "norm_here",
+    "qk_norm",
+    "kv_reads",
+    "kv_layer",
+    "position_index",
+)
 """Slots where code may compute the paper's choice, and then not use it."""
 
-INSERTING = {"extra_norm", "norm_here", "order", "post_norm", "parallel"}
+INSERTING = {"embedded_scale", "extra_norm", "norm_here", "order", "post_norm", "parallel", "residual"}
 """Slots whose choices change what norms read, before lines that may have been found because norms forget a factor."""
 
 Pins = Mapping[str, Seen]
@@ -130,7 +143,8 @@ class Diagnosis:
         if self.runs % 50 == 0:
             self.tell(f"{self.at}, {self.runs} trials")
         options = {"pins": dict(pins or {}), "extras": self.extras, "budget": budget, "loose": self.loose}
-        return Reference(self.case, choices, finder=self.finder, **{"epsilon": self.epsilon, **options, **like}).go()
+        options |= {"finder": self.finder, "epsilon": self.epsilon, **like}
+        return Reference(self.case, choices, **options).go()
 
     def walk(self) -> Walk:
         """The departures that explain all that the code shows; else those of the first walk."""
@@ -401,7 +415,8 @@ class Diagnosis:
             )
 
         places = [use for visit in window for use in run.uses.get(visit, ())]
-        places += [use for used in run.uses.values() for use in used if use[0] in STRUCTURE and (is_near(use[1]) or use[0] == "extra_norm")]  # fmt: skip
+        places += [use for used in run.uses.values() for use in used if use[0] in STRUCTURE and (is_near(use[1]) or use[0] in ("extra_norm", "embedded_scale"))]  # fmt: skip
+        places += [use for of in _forgotten(run, index) for use in run.uses.get(of, ()) if use[0] == "residual"]
         places = sorted(dict.fromkeys(places), key=lambda use: use[0] in RARE)
         trials = []
         for slot, place in places:
@@ -614,7 +629,7 @@ class Diagnosis:
                 self.taken[visit] = seen
         for scope in list(self.choices):
             less = {other: name for other, name in self.choices.items() if other != scope}
-            if is_as_good(less):
+            if is_as_good(less) or self._is_idle(less):
                 self.choices, most = less, self._explained(less)
         for scope, name in list(self.choices.items()):
             slot, _, place = scope.partition("@")
@@ -623,6 +638,22 @@ class Diagnosis:
                 if len(rest) < len(self.choices) - 1 and is_as_good({**rest, wide: name}):
                     self.choices = {**rest, wide: name}
                     self.departures = [self._widely(d, wide) for d in self.departures]
+
+    def _is_idle(self, less: Mapping[str, str]) -> bool:
+        """Whether the lines found with a choice that `less` lacks are read by lines that have no name alone: the code may
+        compute the choice's value on its way to another.
+        """
+        unknown = {d.visit for d in self.departures if d.kind == "unknown"}
+        if not unknown or self._explained(less)[0] < self._explained(self.choices)[0]:
+            return False
+        run, other = self.run(self.choices, self.taken), self.run(less, self.taken)
+        own = [
+            v
+            for v, seen in run.lines.items()
+            if seen.match is not None and (v not in other.lines or other.lines[v].match is None)
+        ]
+        readers = [{v for v, seen in run.lines.items() if of in seen.inputs} for of in own]
+        return bool(own) and all(of and of <= unknown for of in readers)
 
     def _widely(self, d: Departure, wide: str) -> Departure:
         """A departure with a wider scope in place of those that it holds."""
@@ -654,36 +685,58 @@ class Diagnosis:
         """A choice with a number that no list has: the one with which a line has a foreign tensor's numbers."""
         ids, tried = list(run.lines), {(slot, place) for slot, place, _ in trials if slot in FITTED}
         place, uses = run.lines[ids[index]].key.place, [use for v in ids[start:index] for use in run.uses.get(v, ())]
-        found = [t for v in ids[:index] if (match := run.lines[v].match) is not None for t in match.tensors]
-        since, known = max((t.time for t in found), default=-1), {*map(_numbers_of, found)}
-        for visit in [v for v in ids[index : index + 6] if run.lines[v].key.place == place]:
+        found = {v: match.tensors for v in ids[:index] if (match := run.lines[v].match) is not None}
+        known = {_numbers_of(t) for tensors in found.values() for t in tensors}
+        forgotten = _forgotten(run, index)
+        for visit in [*(v for v in ids[index : index + 6] if run.lines[v].key.place == place), *forgotten]:
+            uses = [] if visit in forgotten else uses
             uses = [use for use in dict.fromkeys([*uses, *run.uses.get(visit, ())]) if use in tried]
-            behind = {_numbers_of(of[0].tensor): of for of in self._candidates(run, visit) if of[0].tensor.time > since}
-            fresh = [of for key, of in behind.items() if key not in known]
-            every = itertools.product(uses, fresh[:MOST_FITS])
-            fits = [((*use, name),) for use, (_, theirs) in every for name in self._fit(use, visit, theirs, pins, run)]
+            if visit in forgotten:
+                uses = [use for use in uses if use[0] in INSERTING]
+            before = (
+                found if visit not in forgotten else {v: of for v, of in found.items() if v in ids[: ids.index(visit)]}
+            )
+            since = max((t.time for tensors in before.values() for t in tensors), default=-1)
+            held_to = {v: seen for v, seen in pins.items() if v in before or v in self.taken}
+            *_, rows, columns = run.lines[visit].value.shape
+            fresh: dict[Any, np.ndarray] = {}
+            for group, theirs in self._candidates(run, visit):  # the transposed has other rows, too
+                numbers_of = _numbers_of(group.tensor)
+                if group.tensor.time > since and numbers_of not in known and len(fresh) < MOST_FITS:
+                    fresh.setdefault((numbers_of, rows == columns and group.axis), theirs)
+            fits = [((*use, name),) for use in uses for name in self._fit(use, visit, [*fresh.values()], held_to, run)]
             best = self._best(fits, pins, index, run) if fits else None
             if best is not None:
                 return best
         return None
 
-    def _fit(self, use: tuple[str, str], visit: str, theirs: np.ndarray, pins: Pins, like: Reference) -> list[str]:
-        """Names of a choice with the number, rounded less and less, that brings a line nearest to an array."""
+    def _fit(
+        self, use: tuple[str, str], visit: str, arrays: list[np.ndarray], pins: Pins, like: Reference
+    ) -> dict[str, None]:
+        """Names of a choice with the numbers, rounded less and less, that bring a line nearest to one of some arrays."""
         slot, place = use
         forms, low, high = FITTED[slot]
-        known = np.abs(theirs) < 1e100  # masked scores have no spread, whatever number stands for −∞
-        spread, found = float(np.std(theirs[known], dtype=float)) if known.any() else 0.0, []
 
-        def off(form: str, exponent: float) -> np.ndarray:
-            choices = {**self.choices, f"{slot}@{place}": form.format(f"{10**exponent:.17g}")}
-            try:
-                value = self.run(choices, pins, like=like, new=[use], goal=visit).lines[visit].value[0]
-            except ERRORS:
+        @functools.cache
+        def value(name: str) -> np.ndarray | None:
+            with contextlib.suppress(*ERRORS):
+                options = {"like": like, "new": [use], "goal": visit, "finder": None}
+                return self.run({**self.choices, f"{slot}@{place}": name}, pins, **options).lines[visit].value[0]
+            return None
+
+        def off(form: str, theirs: np.ndarray, known: np.ndarray, exponent: float) -> np.ndarray:
+            mine = value(form.format(f"{10**exponent:.17g}"))
+            if mine is None:
                 return np.full(int(known.sum()), np.inf)
-            return theirs[known] - np.nan_to_num(value.reshape(theirs.shape)[known], nan=np.inf)
+            return theirs[known] - np.nan_to_num(mine.reshape(theirs.shape)[known], nan=np.inf)
 
-        for form in (form or re.sub(r" \S+ ", " {} ", like.name(slot, place), count=1) for form in forms):
-            found += [form.format(n) for n in numbers(functools.partial(off, form), low, high, spread)]
+        found: dict[str, None] = {}
+        of_place = [form or re.sub(r" \S+ ", " {} ", like.name(slot, place), count=1) for form in forms]
+        for form, theirs in itertools.product(of_place, arrays):
+            known = np.abs(theirs) < 1e100  # masked scores have no spread, whatever number stands for −∞
+            spread = float(np.std(theirs[known], dtype=float)) if known.any() else 0.0
+            by = functools.partial(off, form, theirs, known)
+            found |= dict.fromkeys(form.format(n) for n in (numbers(by, low, high, spread) if spread else ()))
         return found
 
     def _embedded(self, key: Key, theirs: np.ndarray) -> str:
@@ -733,6 +786,13 @@ def _scoped(combination: tuple[Trial, ...]) -> dict[str, str]:
 def _numbers_of(tensor: Observed) -> bytes:
     """The numbers of a tensor in order, which its views have, too."""
     return np.sort(tensor.value, None).tobytes()
+
+
+def _forgotten(run: Reference, index: int) -> list[str]:
+    """Lines whose numbers a norm before a line may have forgotten a factor of: its mean or variance is not found."""
+    near = list(run.lines.values())[max(0, index - LOOK) : index + 1]
+    norms = [seen for seen in near if seen.match is None and seen.key.id.endswith((":6.1", ":6.2"))]
+    return list(dict.fromkeys(of for seen in norms for of in seen.inputs if of in run.lines and ":6." not in of))
 
 
 def _slot(scope: str) -> str:

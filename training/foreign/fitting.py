@@ -8,12 +8,13 @@ from scipy.optimize import minimize_scalar
 
 __all__ = ["FITTED", "MOST_FITS", "numbers"]
 
-MOST_FITS = 8
+MOST_FITS = 16
 """Number of foreign tensors tried for a line: the first that the code computes behind the lines before."""
 
 FITTED = {
     "scale": (("×{}",), 1e-3, 1e3), "mask_fill": (("-{}", "add -{}"), 0.1, 1e3), "norm_epsilon": (("+{}",), 1e-13, 10.0), "cap": (("{}",), 0.1, 1e3),
-    "embedding_scale": (("{}",), 1e-3, 1e3), "unembed_scale": (("{}",), 1e-3, 1e3), "residual": (("X + {} A", "{} X + A"), 1e-3, 1e3),
+    **{f"{of}_scale": (("{}",), 1e-3, 1e3) for of in ("embedding", "position", "embedded", "unembed")},
+    "residual": (("X + {} A", "{} X + A"), 1e-3, 1e3),
     "score_cap": (("{}",), 0.1, 1e3), "rotation": (("", "halves {} 2i/d", "neighbours {} 2i/d"), 10.0, 1e8),
 }  # fmt: skip
 """Slots with a number that is fitted where no listed one explains: its names, and where it is looked for."""
@@ -31,7 +32,7 @@ def numbers(off: Callable[[float], np.ndarray], low: float, high: float, spread:
     grid = np.linspace(np.log10(low), np.log10(high), 9)
     found = np.array([apart(x) for x in grid])
     best = int(found.argmin())
-    if not spread or found[best] > 0.5 * spread or np.ptp(found) < 1e-9 * spread:
+    if found[best] > 0.5 * spread or np.ptp(found) < 1e-9 * spread:
         return []
     around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     found_at: Any = minimize_scalar(apart, bounds=around, method="bounded", options={"xatol": 1e-4})

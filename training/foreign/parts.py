@@ -132,12 +132,13 @@ class Parts(Run):
         self.use("position_table", place, kp)
         if self.name("position_table", place) != "none":
             read.append(self.line(kp, position))
+            self.use("embedded_scale", place, key)
 
         def total() -> Any:
             self.use("position_table", place)
             e, *p = (of.value for of in read)
-            s = self.use("embedding_scale", place)(e.shape[-2])
-            X = self.sum(s * e, self.use("embedding_both", place)(s, e.shape[-2]) * sum(p) + 0 * e)
+            s, s_p, s_X = (self.use(f"{of}_scale", place)(e.shape[-2]) for of in ("embedding", "position", "embedded"))
+            X = (s_X if p else 1.0) * self.sum(s * e, s_p * sum(p) + 0 * e)
             W_t, more = self.p("W_t"), self.use("embedding_extra", place)
             X = X if W_t is None else self.sum(X, W_t[..., :1] + 0 * X)
             return X if more is None else self.sum(X, more + 0 * X)

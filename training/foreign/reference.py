@@ -91,7 +91,7 @@ class Reference(Recurrence):
             before, pa, pm = X, f"{place}/{attention}", f"{place}/{mlp}"
             here: list[Named] = []
 
-            def attend(X: Named, pa: str = pa, prefix: str = prefix) -> Named:
+            def attend(X: Named, pa: str = pa, prefix: str = prefix, before: Named = before) -> Named:
                 if self.p(f"{prefix}W_r") is not None and self.p(f"{prefix}W_y") is not None:
                     return self.rg_lru(pa, X, prefix)
                 if self.p(f"{prefix}C") is not None:
@@ -99,7 +99,12 @@ class Reference(Recurrence):
                 if self.p(f"{prefix}C_q") is not None:
                     return self.recurrence(pa, X, prefix)
                 distances = "distances" if algorithm != 8 else "encoder_distances"
-                Y = self._out(pa, prefix, "attn", self.attention(pa, X, X, prefix, mask, distances=distances))
+                Y = self._out(
+                    pa,
+                    prefix,
+                    "attn",
+                    self.attention(pa, X, X, prefix, mask, distances=distances, before=None if before is X else before),
+                )
                 if self.p(f"{prefix}recurrence/C_q") is None:
                     return Y
                 O, key = self.recurrence(pa, X, f"{prefix}recurrence/"), Key(pa, 10, "6", "Parallel")
