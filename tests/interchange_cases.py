@@ -1,5 +1,7 @@
 """What the tests of `training.interchange` share: models of other libraries, and how ours are compared with them."""
 
+import contextlib
+import importlib
 import json
 import os
 import re
@@ -29,7 +31,7 @@ STACKED |= {"router.layer.weight": "router.weight"}
 DTYPES = ("float64", "float32")
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "rounded": 1e-5}
 """Relative to the largest of all logits, or of all gradients of a parameter; rounded: float64 in which transformers
-rounds norms and the angles of positions to float32.
+rounds norms and the angles of positions to float32, unless it runs `in_float64`.
 """
 
 
@@ -42,6 +44,25 @@ def libraries():
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return torch, transformers
+
+
+@contextlib.contextmanager
+def in_float64(torch):
+    """What transformers computes in float32 in any model, such as norms and recurrences, is in float64, too.
+
+    Modules that are imported within keep it, so a model is made once before.
+    """
+    importlib.import_module("safetensors.torch")
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+            for name in ("float32", "float"):
+                patch.setattr(torch, name, torch.float64)
+            yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 def randomized(torch, model, seed=0, deviation=0.3):
@@ -185,7 +206,9 @@ def assert_decodes_as_theirs(torch, model, path, x, dtype):
     def ours(theta):
         return jnp.moveaxis(config.variant.unembedding.logits(d_hidden_state(jnp.asarray(x), theta), theta), 0, -1)
 
-    compared = assert_as_theirs(torch, model, path, theta, ours, model(torch.tensor(x)).logits, dtype)
+    with in_float64(torch):
+        logits = model.double()(torch.tensor(x)).logits
+    compared = assert_as_theirs(torch, model, path, theta, ours, logits, dtype)
     assert len(compared) == sum(parameter.grad is not None for parameter in model.parameters())
 
 
