@@ -1,12 +1,11 @@
 """A parent process that watches over one of several training processes.
 
-JAX's runtime aborts a process that loses its coordinator, bypassing all handlers. So each trains in a child process,
-and its parent prints how that ended and returns an exit status. The parent forwards signals as SIGTERM, which JAX's
-runtime announces to all processes that train, and, since JAX's runtime is all that sees it, in a pipe, for a child that
-does not train yet or any more. A child exits when its parent is gone.
+JAX's runtime aborts a process that loses another one, bypassing all handlers. So each trains in a child process, and
+its parent prints how that ended and returns an exit status. The parent forwards signals as SIGTERM, which JAX's runtime
+announces to all processes, so that they stop at the same update; a second one kills the child. A child exits when its
+parent is gone.
 """
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -40,39 +39,31 @@ def supervise(argv: Sequence[str], *, who: str, advice: Callable[[], str]) -> in
         child = subprocess.Popen([sys.executable, "-c", WORKER, *argv], **options)
 
         def pass_on(number: int, frame: FrameType | None) -> None:
-            if signals:
-                child.kill()
-            with contextlib.suppress(OSError):  # it has just ended
-                os.write(pipe, b".")
-                child.send_signal(signal.SIGTERM)
+            child.send_signal(signal.SIGKILL if signals else signal.SIGTERM)
             signals.append(number)
 
-        assert child.stdin is not None
         signals: list[int] = []
-        pipe = child.stdin.fileno()
         with handling(pass_on):
             status = child.wait()
         if status >= 0:
             Path(log.name).unlink()
             return status
         connected = CONNECTED in Path(log.name).read_text(errors="replace")
-    why = "lost the coordinator, process 0, or was killed"
+    why = "lost another process, or was killed"
     if not connected:
         why = "found no coordinator, or not all of the others, or its port is taken"
     say(f"{called('train')}: {who} {why}; {advice()} (JAX's log is {log.name})")
     return 1
 
 
-def enter(stop: Callable[[], None]) -> None:
-    """In the child: print to the parent's streams, `stop` when it receives a signal, and exit when it is gone."""
+def enter() -> None:
+    """In the child: print to the parent's streams, and exit when it is gone."""
     for name, stream in zip(("stdout", "stderr"), os.environ[STREAMS].split(), strict=True):
         setattr(sys, name, os.fdopen(int(stream), "w", buffering=1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal also sends it to the parent, which forwards it
 
     def wait_for_parent():
-        with contextlib.suppress(OSError):
-            while os.read(0, 1):
-                stop()
+        os.read(0, 1)
         os._exit(1)
 
     threading.Thread(target=wait_for_parent, daemon=True).start()

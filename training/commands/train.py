@@ -8,7 +8,6 @@ import hashlib
 import os
 import platform
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -23,7 +22,6 @@ from training.command_line.dry_run import described
 from training.command_line.named_models import run_of
 from training.command_line.progress import Display
 from training.command_line.resolving import RunRequest, at_commits, resolve, run_request, with_task
-from training.command_line.running import called
 from training.command_line.supervision import enter, is_supervised, note_connection, supervise
 from training.command_line.terminal import Bar, say, show, waiting
 from training.command_line.train_flags import parser
@@ -151,27 +149,9 @@ def _prepared(
     return description, data, start.params(data.labels) if start else None
 
 
-def _join(arguments: argparse.Namespace, processes: Processes) -> None:
-    """Connect to the other processes; if one of them is lost later, this one exits with a message."""
-
-    def end(reason: str) -> None:
-        say(f"{called('train')}: {reason}; {_advice(arguments)}")
-        os._exit(1)
-
-    def stop() -> None:
-        if processes.is_main and not arguments.process_id:
-            _say_interrupted(arguments)
-        os._exit(128 + signal.SIGTERM)
-
-    enter(lambda: stop() if processes.all_stop() else None)
-    processes.join(arguments.coordinator, arguments.num_processes, arguments.process_id, end, stop)
-    note_connection()
-
-
 def _stopped(arguments: argparse.Namespace, processes: Processes, interrupted: Interrupted) -> int:
     """Say that the training was interrupted, and return the exit status."""
-    if processes.count == 1 or not processes.all_stop():
-        processes.leave()
+    processes.leave()
     if processes.is_main:
         _say_interrupted(arguments)
     if interrupted.working:
@@ -235,16 +215,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             keep_memory()
             compilation_cache.begin(arguments, alone=not arguments.coordinator)
             if arguments.coordinator:
-                _join(arguments, processes)
+                enter()
+                interrupts.check()
+                processes.join(arguments.coordinator, arguments.num_processes, arguments.process_id)
+                note_connection()
             else:
                 as_devices(n_places(settings.mesh))
             train(arguments, given, settings, interrupts, processes)
         except (ValueError, RuntimeError, OSError) as error:
-            if processes.are_stopping:
-                return _stopped(arguments, processes, Interrupted(128 + signal.SIGTERM))
             if processes.count > 1 and (isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)):
                 error = RuntimeError(f"another process is gone: {str(error).splitlines()[0]}; {_advice(arguments)}")
-            processes.leave(str(error))
+            processes.leave(fails=True)
             raise error from None
         except Interrupted as interrupted:
             return _stopped(arguments, processes, interrupted)

@@ -84,8 +84,6 @@ def train(plan: Plan, files: RunDirectory, watch: Watch) -> dict[str, float]:
         options = {"is_main": watch.processes.is_main, "warn": watch.observer.warned, "writers": watch.writers}
         with Store(plan, files, **options) as store:
             program, state, progress = _ready(plan, store, watch)
-            if not watch.processes.all_begin():
-                raise Interrupted(128 + signal.SIGTERM)
             watch.observer.began(_facts(program, state, progress.step, watch))
             while True:
                 try:

@@ -1,8 +1,7 @@
 """The key-value store of JAX's coordinator, through which processes exchange messages outside the computation.
 
-It is internal to JAX, because no public API serves (tried with jax 0.10.2 and 0.12.0): a collective operation waits
-forever for a process that is gone, and JAX's own heartbeat aborts the others with status 134, which Python cannot catch
-to report what happened and where the last checkpoint is. Orbax uses the same store.
+It is internal to JAX, because no public API serves (tried with jax 0.10.2 and 0.12.0): a collective operation times out
+while another process still tokenizes its data. Orbax uses the same store.
 """
 
 import importlib
@@ -18,14 +17,6 @@ class Store:
         """Set the text of a new name."""
         self._client.key_value_set(name, text)
 
-    def replace(self, name: str, text: str) -> None:
-        """Set the text of a name, new or not."""
-        self._client.key_value_set(name, text, allow_overwrite=True)
-
     def wait_for(self, name: str, seconds: float) -> str:
         """Return the text of a name once it is set."""
         return self._client.blocking_key_value_get(name, int(1000 * seconds))
-
-    def under(self, prefix: str) -> dict[str, str]:
-        """Return all texts whose names start with a prefix."""
-        return dict(self._client.key_value_dir_get(prefix))

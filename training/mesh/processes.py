@@ -1,14 +1,10 @@
-"""Several processes that train together, each on its own devices, connected by JAX's runtime.
-
-Each sends the coordinator, process 0, a heartbeat every few seconds. A process that finds another one silent or gone
-exits; otherwise it would wait forever.
+"""Several processes that train together, each on its own devices, connected by JAX's runtime, which aborts them if it
+finds another one silent or gone: `training.command_line.supervision` says so.
 """
 
-import contextlib
-import itertools
 import json
-import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -17,11 +13,10 @@ from jax.experimental import multihost_utils
 
 from training.mesh.coordinator import Store
 
-HEARTBEAT = 2.0  # seconds between two heartbeats
-SILENCE = 30.0  # seconds without a heartbeat after which a process counts as gone
+SILENCE = 30  # seconds without a heartbeat after which a process counts as gone
+LINGERING = 4.0  # seconds in which the others read why this process ends
 AGREEMENT_TIMEOUT = 1800.0  # seconds to wait for the other processes, which may still tokenize their data
 AUTOMATIC = "auto"
-COURSE, TRAINING, STOPPING = "course/taken", "training", "stopping"  # a name in the store, and its texts
 
 
 class ProcessesError(ValueError):
@@ -34,7 +29,6 @@ class Processes:
     def __init__(self) -> None:
         self.index, self.count = 0, 1
         self._store: Store | None = None
-        self._left, self._ending = threading.Event(), threading.Lock()
         self._points = 0  # calls of should_stop
 
     @property
@@ -42,35 +36,25 @@ class Processes:
         """Whether this is process 0, which alone writes the shared files."""
         return self.index == 0
 
-    def join(
-        self,
-        coordinator: str,
-        count: int | None,
-        index: int | None,
-        on_loss: Callable[[str], None],
-        on_stop: Callable[[], None] = lambda: None,
-    ) -> None:
+    def join(self, coordinator: str, count: int | None, index: int | None) -> None:
         """Connect to the other processes, before JAX is used, at HOST:PORT of process 0, or "auto" to ask SLURM,
-        Kubernetes or a Cloud TPU, or raise ProcessesError. When one is gone, `on_loss`, and when one is stopped before
-        the training begins, `on_stop`, called in a thread, must end this process.
+        Kubernetes or a Cloud TPU, or raise ProcessesError.
         """
         address = None if coordinator == AUTOMATIC else coordinator
         if address is not None:
             _check(address, count, index)
         loopback = address is not None and address.rpartition(":")[0] in ("localhost", "127.0.0.1")
+        bind = address if loopback and index == 0 else None
         try:
             jax.distributed.initialize(
-                address, count, index, coordinator_bind_address=address if loopback and index == 0 else None
+                address, count, index, coordinator_bind_address=bind, heartbeat_timeout_seconds=SILENCE
             )
         except ValueError as error:
             give = "give HOST:PORT, --num-processes and --process-id"
             raise ProcessesError(
                 f"--coordinator: expected a cluster that JAX detects, got none ({error}); {give}"
             ) from None
-        self.index, self.count = jax.process_index(), jax.process_count()
-        self._store, self._on_loss, self._on_stop = Store(), on_loss, on_stop
-        self._store.replace(f"beat/{self.index}", "0")
-        threading.Thread(target=self._watch, args=(self._store,), daemon=True).start()
+        self.index, self.count, self._store = jax.process_index(), jax.process_count(), Store()
 
     def agree(self, what: str, facts: Mapping[str, Any]) -> None:
         """Raise ProcessesError in all processes, which must call this, unless their facts (JSON by name) agree."""
@@ -101,96 +85,19 @@ class Processes:
         if self.count > 1:
             multihost_utils.sync_global_devices(what)
 
-    def all_begin(self) -> bool:
-        """Return whether the training begins in all processes; otherwise, one of them was stopped before."""
-        return self._all_take(TRAINING)
-
-    def all_stop(self) -> bool:
-        """Return whether all processes end at once, before any began to train, instead of by `should_stop`."""
-        if self._left.is_set():
-            return True
-        if not self._all_take(STOPPING):
-            return False
-        self._ending.acquire()  # as in `leave`
-        if self._store is not None:
-            self._linger()
-        return True
-
-    @property
-    def are_stopping(self) -> bool:
-        """Whether all processes end at once: the first to end break what the others compute together."""
-        with contextlib.suppress(Exception):  # of JAX's runtime: the coordinator is gone
-            return self._store is not None and STOPPING in self._store.under("course/").values()
-        return False
-
-    def _all_take(self, course: str) -> bool:
-        """Return whether all processes take a course: the first that one of them names; one that is alone takes any."""
-        if self._store is None:
-            return True
-        with contextlib.suppress(Exception):  # of JAX's runtime: another process has named one
-            self._store.put(COURSE, course)
-        return self._store.wait_for(COURSE, SILENCE) == course
-
     def should_stop(self) -> bool:
         """Return whether a process received SIGTERM; all processes call this equally often, and return true at once."""
         self._points += 1
         return self.count > 1 and multihost_utils.reached_preemption_sync_point(self._points)
 
-    def leave(self, reason: str = "") -> None:
-        """Leave the other processes: with a reason, tell them and return; without one, wait until all are done."""
-        if self._left.is_set() or self.count == 1:
+    def leave(self, *, fails: bool = False) -> None:
+        """Leave the other processes once all are done, or if this one fails, at once; the coordinator lingers."""
+        if self.count == 1:
             return
-        self._ending.acquire()  # never released: if the watching thread has it, that thread ends the process
-        self._left.set()
-        if reason and self._store is not None:
-            self._tell(self._store, reason)
-        else:
+        if not fails:
             jax.distributed.shutdown()
-
-    def _tell(self, store: Store, reason: str) -> None:
-        """Tell the others why this process ends; the coordinator waits until they have read it."""
-        with contextlib.suppress(Exception):  # the coordinator may be gone
-            store.put(f"gone/{self.index}", reason)
-            self._linger()
-
-    def _linger(self) -> None:
-        """Wait, in the coordinator, until the others have read what the store has."""
-        threading.Event().wait(2 * HEARTBEAT if self.is_main else 0)
-
-    def _watch(self, store: Store) -> None:
-        heard = {i: ("", 0) for i in range(self.count) if i != self.index}
-        for n in itertools.count(1):
-            if self._left.wait(HEARTBEAT):
-                return
-            try:
-                store.replace(f"beat/{self.index}", str(n))
-                beats, gone = store.under("beat/"), store.under("gone/")
-            except Exception:  # whatever the runtime raises
-                self._end(store, "process 0, the coordinator, is gone")
-                return
-            if self.are_stopping and self._ending.acquire(blocking=False):
-                self._linger()
-                self._on_stop()
-                return
-            reason = self._lost(heard, beats, gone)
-            if reason:
-                self._end(store, reason)
-                return
-
-    def _end(self, store: Store, reason: str) -> None:
-        if self._ending.acquire(blocking=False):
-            self._tell(store, reason)
-            self._on_loss(reason)
-
-    def _lost(self, heard: dict[int, tuple[str, int]], beats: dict[str, str], gone: dict[str, str]) -> str:
-        for i, (last, unchanged) in heard.items():
-            if f"gone/{i}" in gone:
-                return f"process {i} ended: {gone[f'gone/{i}']}"
-            beat = beats.get(f"beat/{i}", "")
-            heard[i] = beat, 0 if beat != last else unchanged + 1
-            if heard[i][1] * HEARTBEAT >= SILENCE:
-                return f"process {i} has not answered for {SILENCE:.0f} seconds"
-        return ""
+        elif self.is_main:
+            time.sleep(LINGERING)
 
 
 def gathered(text: str) -> list[str]:

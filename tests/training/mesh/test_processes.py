@@ -17,7 +17,7 @@ import pytest
 
 from tests.training.loop.test_resume import ROOT, TEXT, training, wait_until
 from training.command_line import supervision
-from training.mesh.processes import COURSE, SILENCE, Processes, ProcessesError
+from training.mesh.processes import SILENCE, Processes, ProcessesError
 from training.runs.directory import RunDirectory
 from training.runs.metrics import read_metrics
 from training.runs.named_arrays import flatten
@@ -30,7 +30,7 @@ FLAGS |= {"eval-batches": 1}
 HELD_OUT = "".join(f"{n} and {n * n} are held out.\n" for n in range(1000))
 PATIENCE = 300  # seconds until a test gives up
 INTERRUPTED = "interrupted; rerun the command to "
-SOON = SILENCE + 30  # seconds in which the others have to end; on a machine with other work
+SOON = SILENCE + 60  # seconds in which the others have to end; on a machine with other work
 
 
 class Command:
@@ -161,20 +161,20 @@ def test_what_slurm_says_is_found(command, undisturbed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("victim", "number", "sentence"),
+    ("victim", "number"),
     [
-        (1, signal.SIGKILL, "is gone"),
-        (1, signal.SIGSTOP, f"process 1 has not answered for {SILENCE:.0f} seconds"),
-        (0, signal.SIGKILL, "process"),
+        (1, signal.SIGKILL),
+        (1, signal.SIGSTOP),
+        (0, signal.SIGKILL),
     ],
 )
 @pytest.mark.parametrize("count", [1, 2])
-def test_when_one_is_gone_the_other_ends_and_any_number_goes_on(command, undisturbed, victim, number, sentence, count):
+def test_when_one_is_gone_the_other_ends_and_any_number_goes_on(command, undisturbed, victim, number, count):
     processes = command.start_all(2)
     wait_until(lambda: len(command.losses()) > 12, *processes)
     os.kill(worker_of(processes[victim]) if number == signal.SIGSTOP else processes[victim].pid, number)
     other = processes[1 - victim]
-    assert_ended(other, 1, sentence, "the last checkpoint is of step", "restart all processes")
+    assert_ended(other, 1, "is gone|lost another process", "the last checkpoint is of step", "restart all processes")
     command.end_all()
     assert command.saved()[-1] >= 10
     command.complete(count, mesh="data=8" if count == 1 else FLAGS["mesh"])
@@ -196,7 +196,7 @@ def test_two_processes_stop_while_they_evaluate_and_end_when_one_is_killed_and_o
     wait_until(lambda: max(command.losses()) > 32, *processes)
     os.kill(processes[1].pid, signal.SIGKILL)
     says = (
-        "another process is gone|process 1 has not answered",
+        "another process is gone|lost another process",
         "the last checkpoint is of step",
         "restart all processes",
     )
@@ -208,14 +208,14 @@ def test_two_processes_stop_while_they_evaluate_and_end_when_one_is_killed_and_o
 
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("signaled", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_signal_before_the_training_begins_ends_all_at_once(command, signaled):
+def test_a_signal_before_the_training_begins_ends_all_at_the_first_update(command, signaled):
     processes = command.start_all(2)
     wait_until(command.files.config.exists, *processes)
     processes[signaled].send_signal(signal.SIGTERM)
-    for process, says in zip(processes, (INTERRUPTED + "start over\n", ""), strict=True):
+    for process, says in zip(processes, (INTERRUPTED + "resume from the last checkpoint\n", ""), strict=True):
         assert process.communicate(timeout=SOON) == ("", says)
         assert process.returncode == 143
-    assert (command.saved(), command.losses()) == ([], {})
+    assert command.saved()[-1] < 4
 
 
 RESTORING = """
@@ -225,7 +225,7 @@ import orbax.checkpoint as ocp
 from training.mesh.processes import Processes
 from training.runs.checkpoints import Checkpoints
 processes = Processes()
-processes.join(sys.argv[1], 2, int(sys.argv[2]), on_loss=print)
+processes.join(sys.argv[1], 2, int(sys.argv[2]))
 divided = jax.NamedSharding(jax.make_mesh((2,), ("data",)), jax.P("data"))
 W = jax.make_array_from_callback((6, 5), divided, lambda index: np.arange(30.0, dtype=np.float32).reshape(6, 5)[index])
 restore = ocp.Checkpointer.restore
@@ -298,7 +298,7 @@ def test_processes_that_differ_are_refused_in_each(command, tmp_path, of_last, s
 )
 def test_invalid_counts_fail_before_connecting(arguments, message):
     with pytest.raises(ProcessesError, match=message):
-        Processes().join(*arguments, on_loss=pytest.fail)
+        Processes().join(*arguments)
 
 
 def test_without_a_cluster_the_flags_are_named(monkeypatch):
@@ -308,7 +308,7 @@ def test_without_a_cluster_the_flags_are_named(monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     says = r"--coordinator: expected a cluster that JAX detects, got none \(.*\); give HOST:PORT, --num-processes and"
     with pytest.raises(ProcessesError, match=says):
-        Processes().join("auto", None, None, on_loss=pytest.fail)
+        Processes().join("auto", None, None)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the pipe ends with the process
@@ -333,8 +333,6 @@ class ToldFacts:
         self._facts = facts
 
     def put(self, name, text):
-        if name in self._facts and name == COURSE:
-            raise RuntimeError("ALREADY_EXISTS")
         self._facts[name] = text
 
     def wait_for(self, name, _):
@@ -349,17 +347,6 @@ def test_the_first_difference_is_said_in_every_process(index):
     with pytest.raises(ProcessesError, match=r"process 1 has b y, and process 0 x: start all of them with the same"):
         processes.agree("facts", facts[index])
     Processes().agree("facts", facts[0])
-
-
-@pytest.mark.parametrize("courses", ["bs", "sb", "bb"])
-def test_processes_begin_or_stop_together(monkeypatch, courses):
-    """Which of the two is named first counts: b, that the training begins, or s, that it stops."""
-    monkeypatch.setattr("training.mesh.processes.HEARTBEAT", 0.0)
-    told = ToldFacts()
-    for course in courses:
-        process = Processes()
-        process.count, process._store = 2, told
-        assert (process.all_begin() if course == "b" else process.all_stop()) == (course == courses[0])
 
 
 def test_only_two_files_reach_inside_jax():
