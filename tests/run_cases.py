@@ -29,7 +29,7 @@ def make_run(
     config = model_config(settings, tokenizer.N_V)
     labels = labels if TASKS[task].records == "labeled" else ()
     files = RunDirectory(path)
-    files.begin(Description(settings, config, labels, {"tokenizer": tokenizer.fingerprint()}), tokenizer)
+    files.note(Description(settings, config, labels, {"tokenizer": tokenizer.fingerprint()}), tokenizer)
     theta = init_model(jax.random.key(3), task, config, scheme="glorot", N_C=len(labels))
     rng = np.random.default_rng(4)
     noisy = jax.tree.map(lambda a: (np.asarray(a) + 0.3 * rng.standard_normal(a.shape)).astype(np.float32), theta)

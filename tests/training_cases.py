@@ -160,7 +160,7 @@ def make_trainer(
     if files.exists():
         files.check_continues(description)
     else:
-        files.begin(description, data.tokenizer)
+        files.note(description, data.tokenizer)
     interrupts = Interrupts()
     witness = Witness(interrupts, **stops)
     clock = itertools.count().__next__

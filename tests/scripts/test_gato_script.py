@@ -45,18 +45,3 @@ def test_scripts_for_decoders_use_what_reads_text(run, tmp_path, printed):
     assert (tmp_path / "page.html").is_file()
     served = served_of(load_run(run), "gato", LIMITS)
     assert (served.config.N_V, served.tokenizer.N_V) == (BYTES.N_V, BYTES.N_V)
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--patch", 3], "image: expected height and width that patches of side 3 tile, got 8 x 8; crop or pad it"),
-        (["--pairs", "x.tsv"], "--pairs: expected a flag of gato, got one of d; leave it out"),
-    ],
-)
-def test_what_does_not_fit_is_one_sentence(flags, sentence, tmp_path, called):
-    status, _, err = called("train", *train(tmp_path, *flags))
-    assert status == 2
-    assert err.startswith(f"train.py: {sentence}")
-    assert err.count("\n") == 1
-    assert not (tmp_path / "run").exists()

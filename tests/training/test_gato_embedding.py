@@ -68,14 +68,6 @@ def test_a_batch_of_sequences_has_its_own_patches_at_its_own_columns():
         cases.assert_close(X[:, b], printed.gato_embedding(elements, as_numpy(params())))
 
 
-def test_patches_are_in_raster_order_and_scaled():
-    image = np.arange(96.0).reshape(8, 12, 1) / 95
-    patches, *places = gato.raster(image, side=4, n_places=3)
-    np.testing.assert_allclose(patches[1, :, 0, 4], np.arange(64, 68) / 95 / 2)
-    np.testing.assert_array_equal(places, [[0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]])
-    assert gato.raster(image, side=1, n_places=12)[0].shape == (1, 1, 1, 96)
-
-
 @pytest.mark.parametrize(
     ("image", "message"),
     [

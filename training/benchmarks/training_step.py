@@ -54,17 +54,6 @@ def run(rounds: int) -> str:
     return f"{title}\n\n{table(header, rows)}"
 
 
-def compilation() -> str:
-    """Return the seconds to trace and compile a training step at GPT-2's size."""
-    config = DTransformerConfig(N_V=50257, l_max=1024, L=12, H=12, d_e=768, d_mlp=3072, variant=GPT2)
-    optimizer = optax.adamw(1e-3)
-    theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
-    x = jax.ShapeDtypeStruct((4, 1024), jnp.int32)
-    start = time.perf_counter()
-    training_step(optimizer, "auto").lower(theta, jax.eval_shape(optimizer.init, theta), x).compile()
-    return f"Tracing and compiling a training step of GPT-2 124M: {time.perf_counter() - start:.1f} s."
-
-
 def loss_memory() -> str:
     """Return the temporary memory of the loss and its gradients at GPT-2's vocabulary, as a Markdown table."""
     X, W_u, x = (
@@ -126,12 +115,8 @@ def _ours(
     return call
 
 
-def hugging_face(
-    sizes: Mapping[str, int], B: int, dtype: str = "float32", *, compiled: bool = False
-) -> Callable[[], object] | None:
-    """Return a call that trains Hugging Face's GPT-2 for a step, computed in `dtype` and, if asked for, by
-    torch.compile; None if it is not installed.
-    """
+def hugging_face(sizes: Mapping[str, int], B: int) -> Callable[[], object] | None:
+    """Return a call that trains Hugging Face's GPT-2 for a step; None if it is not installed."""
     torch: Any = pytorch()
     if torch is None or importlib.util.find_spec("transformers") is None:
         return None
@@ -143,15 +128,12 @@ def hugging_face(
     off |= dict.fromkeys(("bos_token_id", "eos_token_id"))
     config, device = transformers.GPT2Config(**of_config, **off, attn_implementation="sdpa"), pytorch_device()
     model = transformers.GPT2LMHeadModel(config).to(device).train()
-    loss_of = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     x = torch.randint(0, sizes["N_V"], (B, sizes["l_max"]), device=device)
-    narrow = {"dtype": getattr(torch, dtype), "enabled": dtype != "float32"}
 
     def call():
         optimizer.zero_grad()
-        with torch.autocast(device, **narrow):
-            loss = loss_of(x, labels=x).loss
+        loss = model(x, labels=x).loss
         loss.backward()
         optimizer.step()
         return loss.item()

@@ -32,7 +32,6 @@ PARTS = {
     "generation": decode.run,
     "llama": decode.llama,
     "int8": decode.narrow,
-    "compilation": lambda _: training_step.compilation(),
 }
 HARDWARE = ("kernels", "step", "large-step", "attention", "decoding", "training", "serving")
 """The parts of `hardware`."""

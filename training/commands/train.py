@@ -85,7 +85,7 @@ def train(
         logs = settings.wandb and processes.is_main
         writers = [wandb_writer(files.path, settings_to_json(settings))] if logs else []  # before the run records it
         if processes.is_main:
-            files.resume(description) if began else files.begin(description, data.tokenizer)
+            files.resume(description) if began else files.note(description, data.tokenizer)
             _note(data)
         display = Display(settings, quiet=arguments.quiet, silent=not processes.is_main)
         try:
@@ -153,16 +153,12 @@ def _stopped(arguments: argparse.Namespace, processes: Processes, interrupted: I
     """Say that the training was interrupted, and return the exit status."""
     processes.leave()
     if processes.is_main:
-        _say_interrupted(arguments)
+        begun = saved_steps(RunDirectory(arguments.run).checkpoints)
+        say(f"interrupted; rerun the command to {'resume from the last checkpoint' if begun else 'start over'}")
     if interrupted.working:
         sys.stdout.flush()
         os._exit(interrupted.status)  # nothing else stops a compilation
     return interrupted.status
-
-
-def _say_interrupted(arguments: argparse.Namespace) -> None:
-    begun = saved_steps(RunDirectory(arguments.run).checkpoints)
-    say(f"interrupted; rerun the command to {'resume from the last checkpoint' if begun else 'start over'}")
 
 
 def _advice(arguments: argparse.Namespace) -> str:

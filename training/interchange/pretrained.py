@@ -499,7 +499,7 @@ def _save_run(
 def _write_run(path: Path, about: Description, tokenizer: Tokenizer, leaves: Any, *, is_adapter: bool = False) -> None:
     def write(directory: Path) -> None:
         run = RunDirectory(directory)
-        run.begin(about, tokenizer)
+        run.note(about, tokenizer)
         run.save_leaves(leaves, run.adapter if is_adapter else None)
 
     _write_whole(path, write)

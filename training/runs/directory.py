@@ -185,10 +185,6 @@ class RunDirectory:
             with contextlib.suppress(OSError):
                 self.path.rmdir()
 
-    def begin(self, description: Description, tokenizer: Tokenizer) -> None:
-        """Write tokenizer.json and, last, config.json, or raise RunError if they cannot be written."""
-        self.note(description, tokenizer)
-
     def resume(self, description: Description) -> None:
         """Check that the run here may continue as described, and update config.json, or raise RunError."""
         self.check_continues(description)
@@ -196,7 +192,7 @@ class RunDirectory:
             self.note(description)
 
     def note(self, description: Description, tokenizer: Tokenizer | None = None) -> None:
-        """Write config.json, after tokenizer.json if one is given, or raise RunError if it cannot be written."""
+        """Write config.json, after tokenizer.json if a run begins with one, or raise RunError if that is impossible."""
         text = json.dumps(description.to_json(), indent=1, ensure_ascii=False)
         try:
             if tokenizer is not None:

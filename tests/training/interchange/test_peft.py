@@ -49,7 +49,7 @@ def adapted_run(path, base, **values):
     settings = settings_from(state, task="d")
     fingerprints = {**began.fingerprints, FROZEN: frozen_fingerprint(run.theta)}
     files = RunDirectory(path)
-    files.begin(Description(settings, run.config, (), fingerprints), run.tokenizer)
+    files.note(Description(settings, run.config, (), fingerprints), run.tokenizer)
     rng = np.random.default_rng(0)
     shapes = flatten(adapter_shapes(run.theta, settings))
     leaves = {name: (0.3 * rng.standard_normal(leaf.shape)).astype(np.float32) for name, leaf in shapes.items()}

@@ -129,7 +129,7 @@ def base(tmp_path_factory, as_most_callers):
     settings = settings_for("d", **LLAMA)
     files, data = RunDirectory(directory), data_for(settings)
     config = model_config(settings, N_V)
-    files.begin(Description(settings, config, (), data.fingerprints), data.tokenizer)
+    files.note(Description(settings, config, (), data.fingerprints), data.tokenizer)
     files.save_parameters(init_model(jax.random.key(1), "d", config, scheme="glorot"))
     return directory
 

@@ -30,7 +30,7 @@ def begin(directory, task="d", **values):
     data = data_for(settings)
     description = Description(settings, model_config(settings, N_V), data.labels, data.fingerprints)
     files = RunDirectory(directory)
-    files.begin(description, data.tokenizer)
+    files.note(description, data.tokenizer)
     template = model_shapes(task, description.config, N_C=len(data.labels))
     return files, description, cases.random_like(template, dtype=jnp.float32)
 
