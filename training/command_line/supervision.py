@@ -39,7 +39,7 @@ def supervise(argv: Sequence[str], *, who: str, advice: Callable[[], str]) -> in
         child = subprocess.Popen([sys.executable, "-c", WORKER, *argv], **options)
 
         def pass_on(number: int, frame: FrameType | None) -> None:
-            child.send_signal(signal.SIGKILL if signals else signal.SIGTERM)
+            (child.kill if signals else child.terminate)()
             signals.append(number)
 
         signals: list[int] = []

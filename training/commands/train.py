@@ -36,7 +36,7 @@ from training.loop.trainer import Watch
 from training.loop.trainer import train as run_loop
 from training.mesh.cpu import as_devices, keep_memory
 from training.mesh.placement import Placement
-from training.mesh.processes import Processes, ProcessesError
+from training.mesh.processes import Processes, ProcessesError, gathered
 from training.mesh.shape import accelerators, n_places, over_all
 from training.runs.checkpoints import saved_steps
 from training.runs.directory import SHARED, Description, RunDirectory
@@ -175,9 +175,8 @@ def _check_shared(files: RunDirectory, processes: Processes) -> None:
     if processes.is_main:
         token.touch()
     theirs = Path(processes.broadcast_from_main("directory", str(token)))
-    if not (files.path / theirs.name).exists():
+    if not all(gathered("seen" if (files.path / theirs.name).exists() else "")):
         raise ProcessesError(f"--run: expected a directory that all processes share, got {files.path}")
-    processes.wait_for_all("directory")
     if processes.is_main:
         token.unlink()
 

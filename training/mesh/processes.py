@@ -3,7 +3,7 @@ finds another one silent or gone: `training.command_line.supervision` says so.
 """
 
 import json
-import time
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -80,11 +80,6 @@ class Processes:
         self._store.put(f"{what}/{self.index}", text)
         return [self._store.wait_for(f"{what}/{i}", AGREEMENT_TIMEOUT) for i in of]
 
-    def wait_for_all(self, what: str) -> None:
-        """Wait until all processes call this."""
-        if self.count > 1:
-            multihost_utils.sync_global_devices(what)
-
     def should_stop(self) -> bool:
         """Return whether a process received SIGTERM; all processes call this equally often, and return true at once."""
         self._points += 1
@@ -97,7 +92,7 @@ class Processes:
         if not fails:
             jax.distributed.shutdown()
         elif self.is_main:
-            time.sleep(LINGERING)
+            threading.Event().wait(LINGERING)
 
 
 def gathered(text: str) -> list[str]:
