@@ -5,6 +5,7 @@ __all__ = ["EQUIVALENT"]
 EQUIVALENT: dict[str, str] = {
     "alg14_inference.py: ed_inference, 3: jnp.any(y != eos) & (l < l_max) → l < l_max": "what has ended gets only eos",
     "alg14_inference.py: ed_inference, 3: l < l_max → l <= l_max": "what is set beyond the end is dropped",
+    "losses.py: e_token_losses, inside: 0 → (0) + 1": "of a row, only the shape is read",
     "model/attention.py: Attention.context, inside: -1 → (-1) + 1": "only queries, which are not read, are at t",
     "model/attention.py: Attention.context, inside: -1 → 1": "only queries, which are not read, are at t",
     "model/distances.py: Distances.bucket, inside: away < exact → away <= exact": "exact + farther is exact there",
