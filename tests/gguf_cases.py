@@ -15,15 +15,8 @@ def permuted(array, H):
 
 def settings_of(config):
     """The metadata of a configuration, by key without the architecture's name."""
-    if config.model_type == "gpt2":
-        return {
-            "context_length": config.n_positions,
-            "embedding_length": config.n_embd,
-            "feed_forward_length": config.n_inner or 4 * config.n_embd,
-            "block_count": config.n_layer,
-            "attention.head_count": config.n_head,
-            "attention.layer_norm_epsilon": config.layer_norm_epsilon,
-        }
+    if config.model_type in ("gpt2", "gemma4_text"):
+        return (_of_gpt2 if config.model_type == "gpt2" else _of_gemma4)(config)
     rope = config.rope_parameters
     found = {
         "context_length": config.max_position_embeddings,
@@ -59,6 +52,52 @@ def settings_of(config):
     if config.model_type == "gemma2":
         found["attn_logit_softcapping"] = config.attn_logit_softcapping
         found["final_logit_softcapping"] = config.final_logit_softcapping
+    return found
+
+
+def _of_gpt2(config):
+    return {
+        "context_length": config.n_positions,
+        "embedding_length": config.n_embd,
+        "feed_forward_length": config.n_inner or 4 * config.n_embd,
+        "block_count": config.n_layer,
+        "attention.head_count": config.n_head,
+        "attention.layer_norm_epsilon": config.layer_norm_epsilon,
+    }
+
+
+def _of_gemma4(config):
+    """Those that llama.cpp's converter writes: lists over layers, and the sizes of layers with windows apart."""
+    in_window = [kind == "sliding_attention" for kind in config.layer_types]
+    rope, n, own = (
+        config.rope_parameters,
+        config.num_hidden_layers - config.num_kv_shared_layers,
+        config.per_layer_config,
+    )
+    d, units = own["full_attention"].head_dim, config.intermediate_size
+    found = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": [own[kind].num_key_value_heads for kind in config.layer_types],
+        "feed_forward_length": [units * (1 + (config.use_double_wide_mlp and l >= n)) for l in range(len(in_window))],
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": in_window,
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "rope.freq_base": rope["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
+        "final_logit_softcapping": config.final_logit_softcapping,
+    }
+    for suffix, rows in (("", d), ("_swa", own["sliding_attention"].head_dim)):
+        found |= {
+            f"{key}{suffix}": rows for key in ("attention.key_length", "attention.value_length", "rope.dimension_count")
+        }
+    if config.enable_moe_block:
+        found |= {"expert_count": config.num_experts, "expert_used_count": config.top_k_experts}
+        found["expert_feed_forward_length"] = config.moe_intermediate_size
     return found
 
 
@@ -100,12 +139,15 @@ def tensors_of(model, *, whole=False):
             continue
         stem = name.removesuffix("_bias").removesuffix(".bias").removesuffix(".weight")
         stem = stem.replace("gate.moe_statics", "moe_statics")  # as in files of Ernie
+        if architecture == "gemma4" and (own := _of_router(stem, names)):  # which its converter names
+            found[own] = tensor.float().numpy()
+            continue
         for one, part in _parts(stem, tensor.float().numpy(), config, whole=whole).items():
             target, array = names.get_name(one), part
             if architecture in PERMUTED and one.endswith(("q_proj", "k_proj")):
                 H = config.num_attention_heads if one.endswith("q_proj") else config.num_key_value_heads
                 array = permuted(part, H)
-            if architecture.startswith("gemma") and target.endswith("norm"):
+            if architecture in ("gemma", "gemma2", "gemma3") and target.endswith("norm"):
                 array = part + 1
             if architecture == "gpt2" and part.ndim == 2 and ".h." in name:
                 array = part.T
@@ -113,11 +155,19 @@ def tensors_of(model, *, whole=False):
     return found
 
 
+def _of_router(stem, names):
+    """The names of the scales of a router and of experts, as Gemma 4's converter has them."""
+    for scale, of in (("router.scale", "router.proj"), ("router.per_expert_scale", "experts.down_proj")):
+        if stem.endswith(scale):
+            return f"{names.get_name(stem.replace(scale, of))}.scale"
+    return None
+
+
 def _parts(stem, array, config, *, whole):
     """The arrays of a module by their own modules: gates and first matrices of all experts, keys and values."""
     is_expert, fused = stem.endswith(("experts.gate_up_proj", "experts.down_proj")), config.model_type == "gpt_oss"
     array = array.swapaxes(1, 2) if is_expert and fused and array.ndim == 3 else array
-    if is_expert and "gate_up" in stem:
+    if is_expert and "gate_up" in stem and config.model_type != "gemma4_text":
         halves = (array[:, ::2], array[:, 1::2]) if fused else np.split(array, 2, axis=1)
         return {stem.replace("gate_up", part): half for part, half in zip(("gate", "up"), halves, strict=True)}
     if stem.endswith("kv_b_proj") and not whole:

@@ -141,10 +141,10 @@ def olmo2(m: Metadata, found: State) -> State:
     rotary = found["rope_parameters"]
     if not found["sliding_window"]:
         return {}
-    return {"model_type": "olmo3", **_in_windows(rotary, rotary["rope_theta"]), **layer_types(m, 4)}
+    return {"model_type": "olmo3", **in_windows(rotary, rotary["rope_theta"]), **layer_types(m, 4)}
 
 
-def _in_windows(rotary: State, base: float) -> State:
+def in_windows(rotary: State, base: float) -> State:
     """Return the field rope_parameters of a model whose layers with windows have others, which are not scaled."""
     in_windows = {"rope_type": "default", "rope_theta": base}
     return {"rope_parameters": {"sliding_attention": in_windows, "full_attention": rotary}}
@@ -231,13 +231,21 @@ def _heads_of_latents(m: Metadata, found: State, sizes: dict[str, int], *, is_on
     }
 
 
-def _by_layer(m: Metadata, key: str) -> tuple[list[int], int]:
-    """Return a number for each layer, and that of those in which it is not 0."""
+def of_layers(m: Metadata, key: str, what: str = "") -> list[int]:
+    """Return a number for each layer, which a file says once or for each."""
     counts, L = m.raw(key), m.layers()
     counts = [counts] * L if isinstance(counts, int) else counts
-    fits = isinstance(counts, list) and len(counts) == L and all(isinstance(n, int) and n >= 0 for n in counts)
-    if not fits or len({*counts} - {0}) != 1:
-        raise m.wrong(key, f"a number for each of {L} layers: 0, and the same in all others")
+    if not (isinstance(counts, list) and len(counts) == L and all(isinstance(n, int) and n >= 0 for n in counts)):
+        raise m.wrong(key, f"a number for each of {L} layers{what}")
+    return counts
+
+
+def _by_layer(m: Metadata, key: str) -> tuple[list[int], int]:
+    """Return a number for each layer, and that of those in which it is not 0."""
+    what = ": 0, and the same in all others"
+    counts = of_layers(m, key, what)
+    if len({*counts} - {0}) != 1:
+        raise m.wrong(key, f"a number for each of {m.layers()} layers{what}")
     return counts, max(counts)
 
 
@@ -312,7 +320,7 @@ def nemotron(m: Metadata, found: State) -> State:
 
 def gemma3(m: Metadata, found: State) -> State:
     """Return Gemma 3's fields: every sixth layer attends to all tokens, and has other frequencies than the rest."""
-    rotary = _in_windows(found["rope_parameters"], m.number("rope.freq_base_swa", 10_000.0))
+    rotary = in_windows(found["rope_parameters"], m.number("rope.freq_base_swa", 10_000.0))
     return rotary | windows(m, found, 6, largest=62)
 
 

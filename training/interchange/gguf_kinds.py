@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from training.interchange import gguf_fields as fields
+from training.interchange import gguf_gemma4
 from training.interchange.description import Model, entries_in
 from training.interchange.gguf_fields import State
 from training.interchange.gguf_file import Keys, Metadata
@@ -22,7 +23,10 @@ from training.interchange.mapping import Entry, Shape
 
 NOTHING: Any = MappingProxyType({})
 TOKENS, W_U = "token_embd.weight", "output.weight"
-OUTER = {TOKENS: "W_e", "position_embd.weight": "W_p", W_U: "W_u"}
+OUTER = {TOKENS: "W_e", "position_embd.weight": "W_p", W_U: "W_u"} | {
+    f"per_layer_{name}.weight": f"layer_inputs.{ours}"
+    for name, ours in (("token_embd", "W_e"), ("model_proj", "W_l"), ("proj_norm", "norm.gamma"))
+}
 
 
 def _table(text: str) -> dict[str, str]:
@@ -81,6 +85,17 @@ _FALCON = {name: ours.replace("attention.", "attention.attention.") for name, ou
 _XIELU = _table("""
     ffn_gate.* -                             xielu.alpha_p mlp.alpha_p             xielu.alpha_n mlp.alpha_n
     xielu.beta =0.5                          xielu.eps =-1e-6
+""")
+_GEMMA4 = _table("""
+    layer_output_scale.weight end.s          inp_gate.weight end.W_gate            proj.weight end.W_o
+    post_norm.weight end.norm_out.gamma
+    ffn_gate_exps.* -                        ffn_up_exps.* -
+    ffn_gate_up_exps.weight mlp.experts.W_gate&W_mlp1                              ffn_down_exps.scale mlp.s
+    ffn_gate_inp.scale mlp.norms.router.gamma
+    ffn_norm.weight mlp.norms.shared.gamma   post_ffw_norm_1.weight mlp.shared.norm_out.gamma
+    pre_ffw_norm_2.weight mlp.norms.inputs.gamma                post_ffw_norm_2.weight mlp.norms.outputs.gamma
+    ffn_gate_shexp.* -                       ffn_up_shexp.* -                      ffn_down_shexp.* -
+    ffn_gate.weight mlp.shared.W_gate        ffn_up.weight mlp.shared.W_mlp1       ffn_down.weight mlp.shared.W_mlp2
 """)
 _OF_MLP = {name: ours for name, ours in LAYER.items() if ours.startswith(("mlp.", "norm2."))}
 _ALONE = dict.fromkeys(_OF_MLP, "-") | {f"+.{n.replace('ffn_norm', 'attn_norm')}": ours for n, ours in _OF_MLP.items()}
@@ -346,6 +361,9 @@ KINDS: dict[str, Kind] = {
         defaults={"sliding_window": 1024},
         shifted=True,
         ties=True,
+    ),
+    "gemma4": Kind(
+        gguf_gemma4.KEYS, gguf_gemma4.read, gguf_gemma4.written, types=("gemma4_text",), base=None, layer=_GEMMA4
     ),
     "qwen3next": Kind(
         fields.QWEN3_NEXT,

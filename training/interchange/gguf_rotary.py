@@ -78,6 +78,11 @@ def _llama3(m: Metadata, base: float, d: int) -> dict[str, Any]:
     return rotary_fields(positions)
 
 
+def turned_pairs(n: int, d: int) -> np.ndarray:
+    """Return the divisor of each frequency of d rows of which only n pairs turn, as in Gemma 4."""
+    return np.where(np.arange(d // 2) < n, 1, 1e30).astype(np.float32)
+
+
 def factors_of(positions: Rotary, d: int) -> np.ndarray:
     """Return the divisor of each frequency of positions that rotate d rows, which `Llama3` scales."""
     assert positions.scaling

@@ -120,9 +120,9 @@ def read(path: Path, metadata: dict[str, Any], N_V: int) -> LibraryTokenizer | N
     kind = fields.get("ggml.model", str, None)
     if kind in (None, "no_vocab"):
         return None
-    if kind not in ("gpt2", "llama"):
+    if kind not in ("gpt2", "llama", "gemma4"):
         raise InterchangeError(
-            f"{path}: tokenizer.ggml.model: expected gpt2 (bytes) or llama (SentencePiece), got {kind[:60]!r}"
+            f"{path}: tokenizer.ggml.model: expected gpt2 (bytes), llama or gemma4 (SentencePiece), got {kind[:60]!r}"
         )
     tokens = fields.items("tokens", str)
     if not 0 < len(tokens) <= N_V or len(set(tokens)) < len(tokens) or max(map(len, tokens)) > LONGEST_TOKEN:
@@ -157,11 +157,9 @@ def _byte_level(fields: _Fields, tokens: list[str], types: list[int]) -> tuple[l
             f"{', '.join(WORDS)}, got {name[:60]!r}"
         )
     words = WORDS[name]
-    merges = [tuple(merge.split(" ")) for merge in fields.items("merges", str)]
+    merges = _listed(fields)
     if merges == [tuple(NEVER.split(" "))] and merges[0][0] not in tokens:
         merges = []
-    if any(len(merge) != 2 for merge in merges):
-        raise fields.wrong("ggml.merges", "expected two tokens separated by a space")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     inner = library.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=words.whole))
     if words.normalized:
@@ -169,6 +167,14 @@ def _byte_level(fields: _Fields, tokens: list[str], types: list[int]) -> tuple[l
     inner.pre_tokenizer = pre_tokenizers.Sequence(_splits(words))
     inner.decoder = decoders.ByteLevel()
     return inner, words.begins
+
+
+def _listed(fields: _Fields) -> list[Any]:
+    """Return the pairs to merge, as a file lists them."""
+    merges = [tuple(merge.split(" ")) for merge in fields.items("merges", str)]
+    if any(len(merge) != 2 for merge in merges):
+        raise fields.wrong("ggml.merges", "expected two tokens separated by a space")
+    return merges
 
 
 def _splits(words: Words) -> list[Any]:
@@ -185,16 +191,14 @@ def steps_of(words: Words) -> list[dict[str, Any]]:
 
 
 def _sentencepiece(fields: _Fields, tokens: list[str], types: list[int]) -> tuple[library.Tokenizer, bool]:
-    """Return SentencePiece's BPE, and whether a text begins with bos by default."""
-    scores = fields.items("scores", float)[: len(tokens)]
-    if len(scores) < len(tokens):
-        raise fields.wrong("ggml.scores", f"expected {len(tokens)} values of the type float, got {len(scores)}")
+    """Return SentencePiece's BPE, and whether a text begins with bos by default. Gemma 4's files list the merges."""
+    merges = _listed(fields) if fields.get("ggml.model", str, None) == "gemma4" else _merges(fields, tokens, types)
     vocabulary = {token: i for i, token in enumerate(tokens)}
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
     inner = library.Tokenizer(
         models.BPE(
             vocabulary,
-            _merges(fields, tokens, types, scores),
+            merges,
             unk_token=unknown,
             fuse_unk=True,
             byte_fallback="<0x00>" in vocabulary,
@@ -208,10 +212,13 @@ def _sentencepiece(fields: _Fields, tokens: list[str], types: list[int]) -> tupl
     return inner, True
 
 
-def _merges(fields: _Fields, tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
+def _merges(fields: _Fields, tokens: list[str], types: list[int]) -> list[tuple[str, str]]:
     """Return the pairs to merge, best first: all that form an ordinary token, ordered by its score. Raises
     InterchangeError if most have the same: SentencePiece then forms the one further left, as no order of merges does.
     """
+    scores = fields.items("scores", float)[: len(tokens)]
+    if len(scores) < len(tokens):
+        raise fields.wrong("ggml.scores", f"expected {len(tokens)} values of the type float, got {len(scores)}")
     ordinary = {t: (-s, i) for i, (t, kind, s) in enumerate(zip(tokens, types, scores, strict=True)) if kind == NORMAL}
     pairs = [
         (*place, -ordinary[token[:i]][1], token[:i], token[i:])

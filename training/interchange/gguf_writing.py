@@ -23,7 +23,7 @@ from training.interchange.gguf_fields import of_heads
 from training.interchange.gguf_file import TensorInfo, import_gguf, key_of
 from training.interchange.gguf_kinds import FLOAT32, KINDS, LISTED, part_of
 from training.interchange.gguf_models import TIED, renamed, state_of
-from training.interchange.gguf_rotary import ROPE_FACTORS, factors_of
+from training.interchange.gguf_rotary import ROPE_FACTORS, factors_of, turned_pairs
 
 ARCHITECTURE = "general.architecture"
 EXACT = ("ffn_gate_inp", "position_embd")
@@ -133,8 +133,13 @@ def _scaling(rotary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _factors(model: Model) -> np.ndarray | None:
-    """Return the divisor of each rotary frequency, which is how GGUF has Llama 3's scaling."""
-    positions = next((p for line in model.config.variant.attentions if (p := line.positions) is not None), None)
+    """Return the divisor of each rotary frequency, which is how GGUF has Llama 3's scaling, and Gemma 4's."""
+    lines = [line for line in model.config.variant.attentions if line.positions is not None]
+    for line in lines:
+        if getattr(line.positions, "of_all", False):
+            d = line.d_head or model.config.d_attn
+            return turned_pairs(int(line.positions.share * d) // 2, d)
+    positions = lines[0].positions if lines else None
     if not (isinstance(positions, Rotary) and isinstance(positions.scaling, Llama3)):
         return None
     return factors_of(positions, positions.rows(model.config.d_attn)).astype(np.float32)

@@ -27,6 +27,8 @@ SIZES |= {"pad_token_id": None}
 SCALING = {"logits_scaling": 8.0}
 YARN = {"rope_type": "yarn", "rope_theta": 5e4, "factor": 4.0, "original_max_position_embeddings": 16}
 YARN |= {"beta_fast": 3.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+IN_WINDOW, OF_ALL = "sliding_attention", "full_attention"
+GEMMA4 = {"head_dim": 8, "global_head_dim": 16, "sliding_window": 16, "final_logit_softcapping": 30.0}
 MODELS = {
     "llama": {"head_dim": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}, "attention_bias": True},
     "ministral3": {"head_dim": 8, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.25}},
@@ -48,12 +50,33 @@ MODELS = {
     "cohere2": {"num_hidden_layers": 5, "sliding_window": 16, "layer_norm_eps": 1e-5, "logit_scale": 0.25},
     "gemma": {"head_dim": 8},
     "gemma2": {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8, "num_hidden_layers": 3},
+    "gemma4_text": {
+        **GEMMA4,
+        "num_hidden_layers": 5,
+        "layer_types": [IN_WINDOW, OF_ALL, IN_WINDOW, IN_WINDOW, OF_ALL],
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 7,
+        "vocab_size_per_layer_input": 37,
+    },
+    "gemma4_text, experts": {
+        **GEMMA4,
+        "num_hidden_layers": 3,
+        "layer_types": [IN_WINDOW, OF_ALL, OF_ALL],
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 3,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 5,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 11,
+    },
     "gemma3_text": {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8, "num_hidden_layers": 7},
 }
 
 
 def make(kind, **changes):
-    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **MODELS[kind], **changes})
+    config = transformers.AutoConfig.for_model(kind.partition(",")[0], **{**SIZES, **MODELS[kind], **changes})
     return cases.randomized(torch, transformers.AutoModelForCausalLM.from_config(config))
 
 
@@ -99,13 +122,14 @@ def test_a_model_is_what_transformers_has_and_is_written_as_by_llama_cpp(kind, t
     found, expected = flatten(theta), flatten(expected)
     assert found.keys() == expected.keys()
     for name, array in expected.items():
-        is_norm = kind.startswith("gemma") and "gamma" in name  # the file has 1 + γ, rounded
+        is_norm = kind in ("gemma", "gemma2", "gemma3_text") and "gamma" in name  # the file has 1 + γ, rounded
         rounded = (array + np.float32(1)) - np.float32(1) if is_norm else array
         assert np.asarray(found[name]).tobytes() == np.asarray(rounded).tobytes(), name
     config = transformers.AutoConfig.for_model(**state)
     assert type(config) is type(model.config)
     others = ("tie_word_embeddings", "hidden_act", "hidden_activation", "layer_types", "no_rope_layers")
     unsaid = {"pad_token_id", *(["rms_norm_eps"] if kind in ("cohere2", "starcoder2", "olmo") else [])}
+    unsaid |= {"head_dim", "num_key_value_heads"} if "gemma4" in kind else set()  # which layers have of their own
     for name in {*SIZES, *MODELS.get(kind, ()), *others} - unsaid:
         assert getattr(config, name, None) == getattr(model.config, name, None), name
     for name in ("rope_parameters", "attn_logit_softcapping", "final_logit_softcapping", "n_inner"):
@@ -113,6 +137,18 @@ def test_a_model_is_what_transformers_has_and_is_written_as_by_llama_cpp(kind, t
             assert getattr(config, name) == getattr(model.config, name)
     if kind == "gpt2":
         assert (config.n_positions, config.n_embd, config.n_layer, config.n_head) == (16, 12, 2, 3)
+
+
+def test_keys_that_no_layer_of_gemma_4_reads_are_left_out(tmp_path):
+    """As published files of E2B have them; without [window, none] before these layers, llama.cpp reads others."""
+    model = make("gemma4_text")
+    path = gguf_cases.write(tmp_path / "1.gguf", model)
+    unused = {f"blk.3.{name}.weight": np.ones(4, np.float32) for name in ("attn_k", "attn_v", "attn_k_norm")}
+    more = gguf_cases.write(tmp_path / "2.gguf", model, tensors=unused)
+    same(load_pretrained(more)[0], load_pretrained(path)[0], atol=0)
+    other = make("gemma4_text", layer_types=[OF_ALL, IN_WINDOW, IN_WINDOW, IN_WINDOW, OF_ALL])
+    with pytest.raises(InterchangeError, match="true and false in the last two layers with keys of their own"):
+        written(other, tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("gemma2", 46), ("gemma3", 62)])
@@ -267,8 +303,8 @@ def test_a_model_that_needs_more_is_refused(fields, message, tmp_path):
 KNOWN = """
 llama, mistral3, smollm3, granite, granitemoe, arcee, apertus, llada, seed_oss, ernie4_5, ernie4_5-moe, hunyuan-dense,
 olmo, exaone4, starcoder2, qwen2, qwen2moe, glm4moe, qwen3, olmo2, glm4, cohere2, minimax-m2, llama4, qwen3moe, olmoe,
-gpt-oss, deepseek2, glm-dsa, gemma, gemma2, gemma3, qwen3next, qwen35, qwen35moe, granitehybrid, falcon-h1, lfm2,
-lfm2moe, nemotron_h_moe, nemotron_h, kimi-linear and gpt2
+gpt-oss, deepseek2, glm-dsa, gemma, gemma2, gemma3, gemma4, qwen3next, qwen35, qwen35moe, granitehybrid, falcon-h1,
+lfm2, lfm2moe, nemotron_h_moe, nemotron_h, kimi-linear and gpt2
 """
 KNOWN = " ".join(KNOWN.split())
 OTHERS = {

@@ -105,6 +105,26 @@ def test_gpt_2s_and_qwens_are_as_in_transformers(bpe):
         assert_same(texts, ours.encode, lambda text, e=expected: e.encode(text, add_special_tokens=False).ids)
 
 
+def test_gemma_4s_is_as_in_transformers():
+    """SentencePiece's, whose merges the file lists."""
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    trainer = trainers.BpeTrainer(vocab_size=900, show_progress=False)
+    inner.train_from_iterator([line for text in PROSE[:4] for line in text.splitlines()], trainer)
+    merges = [tuple(merge) for merge in json.loads(inner.to_str())["model"]["merges"]]
+    trained = inner.get_vocab()
+    special, parts = ["<pad>", "<eos>", "<bos>", "<unk>"], [f"<0x{i:02X}>" for i in range(256)]
+    tokens = [*special, *parts, *sorted(trained, key=trained.__getitem__)]
+    types = [CONTROL] * 3 + [UNKNOWN] + [BYTE] * 256 + [NORMAL] * len(trained)
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    expected = transformers.GemmaTokenizer(vocab=vocabulary, merges=merges).backend_tokenizer
+    fields = {"ggml.model": "gemma4", "ggml.tokens": tokens, "ggml.token_type": types, "ggml.bos_token_id": 2}
+    ours = read(fields | {"ggml.merges": [" ".join(merge) for merge in merges], "ggml.add_bos_token": True}, "gemma4")
+    texts = TEXTS + random_texts(300)
+    assert_same(texts, ours.encode, lambda text: expected.encode(text, add_special_tokens=False).ids)
+    assert_same(texts, lambda text: ours.decode(ours.encode(text)), lambda text: text)
+
+
 PATTERNS = {  # as llama.cpp has them, or the models' own files
     "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
