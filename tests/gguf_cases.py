@@ -152,6 +152,13 @@ def tensors_of(model, *, whole=False):
             if architecture == "gpt2" and part.ndim == 2 and ".h." in name:
                 array = part.T
             found[f"{target}.{'bias' if name.endswith('bias') else 'weight'}"] = np.ascontiguousarray(array)
+    if architecture == "gemma4":  # divisors of frequencies in layers without windows
+        share, d = (
+            config.rope_parameters["full_attention"]["partial_rotary_factor"],
+            settings_of(config)["rope.dimension_count"],
+        )
+        n = int(d * share / 2)
+        found["rope_freqs.weight"] = np.array([1.0] * n + [1e30] * (d // 2 - n), np.float32)
     return found
 
 
