@@ -6,7 +6,7 @@ Each tensor is read on request, so no second copy of a model is ever in memory.
 import importlib
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +77,9 @@ class Tensors:
     def _add(self, name: str, shape: Callable[[], tuple[int, ...]], read: Callable[[], np.ndarray]) -> None:
         # renames the parameters of layer norms in checkpoints of 2018
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        self._check_new(name, self._readers)
-        self._readers[name] = shape, read
-
-    def _check_new(self, name: str, others: Collection[str]) -> None:
-        if name in others:
+        if name in self._readers:
             raise InterchangeError(f"{self.path}: the tensor {name} is in two files; keep one of them")
+        self._readers[name] = shape, read
 
     def _open_safetensors(self, file: Path) -> None:
         try:

@@ -128,16 +128,14 @@ class Decoder(NamedTuple):
             *self.sizes,
             *(heads_fields(self.H_kv, self.d_head) if self.heads is None else self.heads),
             Field(self.of_epsilon, " ".join(f"{norm}.epsilon" for norm in same.split()), self.epsilon),
-            Field(
-                "tie_word_embeddings", "unembedding.tied", variant.unembedding.tied if self.tied is None else self.tied
-            ),
+            Field("tie_word_embeddings", "unembedding.tied", self.tied),
             *(*self.positions, *of_mlps, *self.biases, *fields),
             *written(attention_dropout=0.0, pad_token_id=None),
         ]
         return Architecture(
             "d",
             kind,
-            variant if lines else variant.but(attention=variant.attentions[0]),
+            variant if lines else variant.but(attention=variant.attentions[0]),  # `read` has those of all layers
             [field.or_that_of(variant, lines) if isinstance(field, Field) else field for field in of_all],
             self.whole if callable(self.tensors) else self.whole(),
             prefix="model.",

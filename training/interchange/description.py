@@ -513,7 +513,7 @@ def value_at(config: Any, path: str, lines: Mapping[str, Any] = MappingProxyType
     """Return a size, or a line at a path in one of `lines` or the variant; for an activation, its algorithm's own in
     place of None.
     """
-    if path == "unembedding.tied":
+    if path == "unembedding.tied" and hasattr(config, "tied"):
         return config.tied
     first, _, rest = path.partition(".")
     value, names = (lines[first], rest) if first in lines else (getattr(config, "variant", config), path)

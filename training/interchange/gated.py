@@ -58,10 +58,6 @@ class _Adjusted:
         state |= {"block_auto_adjust_ff_dim": False, "intermediate_size": config.d_mlp}
 
 
-def _read_lfm(fields: Fields, found: dict[str, Any], names: Any, kind: str) -> None:
-    found[f"{CONVOLUTION}.d"] = found["d_e"]
-
-
 def _write_lfm(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     lines = (line for line in model.config.variant.attentions if isinstance(line, ShortConvolution))
     return description.unlike(next(lines).d, model.config.d_e, "convolutions of another number of rows than d_e")
@@ -71,6 +67,7 @@ def _lfm(names: str, *fields: Any) -> Architecture:
     layer, ours = "model.layers.#", "layers.attention"
     return of_lines(
         names,
+        Field("-", f"{CONVOLUTION}.d", lambda found: found["d_e"]),
         *(*fields, *fields_of(f"{CONVOLUTION}.width {CONVOLUTION}.biases", "conv_L_cache conv_bias")),
         positions=[Positions(base=1_000_000.0)],
         activation=(),
@@ -91,7 +88,6 @@ def _lfm(names: str, *fields: Any) -> Architecture:
             f"{layer}.conv.out_proj.*": f"{ours}.*_out",
             "model.embedding_norm.*": "norm.*",
         },
-        read=_read_lfm,
         write=_write_lfm,
         layers=Layers(numbered("full_attn_idxs", (CONVOLUTION, FULL), range)),
     )

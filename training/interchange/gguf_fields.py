@@ -283,7 +283,6 @@ def granite_hybrid(m: Metadata, found: State) -> State:
     """Return Granite 4's fields: without experts, the shared MLP is the only one."""
     types, H_kv = _by_heads(m)
     more = {"num_key_value_heads": H_kv, "layer_types": types, "num_local_experts": 0}
-    more["attention_bias"] = any(m.has(f"blk.{l}.attn_q.bias") for l in range(len(types)))
     if m.get("rope.scaling.finetuned", True):
         more["position_embedding_type"] = "rope"
     more[SHARED] = found["intermediate_size"]
@@ -313,9 +312,7 @@ def nemotron(m: Metadata, found: State) -> State:
     for l, n in enumerate(units):
         if n:
             types[l] = SPARSE if m.has(f"blk.{l}.ffn_gate_inp.weight") else DENSE
-    biases = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
-    has = {of: any(name.endswith(f".{part}.bias") for name in m.file.tensors) for of, part in biases.items()}
-    return {TYPES: types, "intermediate_size": width, "num_key_value_heads": H_kv, **has}
+    return {TYPES: types, "intermediate_size": width, "num_key_value_heads": H_kv}
 
 
 def gemma3(m: Metadata, found: State) -> State:

@@ -30,7 +30,8 @@ def with_rotary(m: Metadata, names: Keys, base: float = 10_000.0, **defaults: fl
     d_head = found["head_dim"]
     if m.integer("attention.value_length", d_head) != d_head:
         raise m.wrong("attention.value_length", f"the {d_head} of attention.key_length")
-    found |= {"attention_bias": m.has("blk.0.attn_q.bias"), "mlp_bias": m.has("blk.0.ffn_up.bias")}
+    for field, part in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):  # some layers may have none of these
+        found[field] = any(name.endswith(f".{part}.bias") for name in m.file.tensors)
     return found | {"rope_parameters": rotary_in(m, d_head, base)}
 
 

@@ -6,9 +6,7 @@ quantized; norms, biases and routers become float32, as llama.cpp expects. One t
 """
 
 import dataclasses
-import functools
 import math
-import operator
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,8 +59,8 @@ def draft(
     rotary = state.get("rope_parameters", {})
     found: dict[str, Any] = {}
     for key, (names, _) in kind.names.items():
-        values = [state.get(name) for name in names.split("*")]
-        found |= {} if None in values else {key: functools.reduce(operator.mul, values)}
+        values: Any = [state.get(name) for name in names.split("*")]
+        found |= {} if None in values else {key: math.prod(values) if len(values) > 1 else values[0]}
     found |= {"vocab_size": model.config.N_V} | of_heads(state) | kind.fixed | kind.derived(state)
     found |= _scaling(rotary.get("full_attention", rotary)) if rotary else {}
     metadata: dict[str, Any] = {ARCHITECTURE: architecture, "general.name": path.stem}

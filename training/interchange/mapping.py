@@ -151,7 +151,7 @@ def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = Fals
 def _in_row(names: str, ours: str | Shape | float, *, conv1d: bool) -> list[Entry]:
     """Return the tensors of a row of a table, a weight and a bias if there is a ``*``."""
     if not isinstance(ours, str):
-        return [Entry(names, (), **{"constant" if isinstance(ours, tuple) else "value": ours})]
+        return [Entry(names, (), constant=ours) if isinstance(ours, tuple) else Entry(names, (), value=ours)]
     found = []
     for field, letter, of_norm in (("weight", "W", "gamma"), ("bias", "b", "beta"))[: 1 + ("*" in names)]:
         name, *aliases = names.replace("*", field).split("|")

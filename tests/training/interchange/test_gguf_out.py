@@ -18,7 +18,7 @@ from algorithms import (
 from tests import gguf_cases
 from tests import interchange_cases as cases
 from tests.training.interchange import test_decoders
-from tests.training.interchange.test_gguf import SIZES, make, make_gpt2, same, written
+from tests.training.interchange.test_gguf import make, make_gpt2, same, written
 from tests.training.interchange.test_gguf_tokenizer import TEXTS, bpe, of_bytes, of_pieces, trained  # noqa: F401
 from tests.training.interchange.test_gguf_tokenizer import read as of_tokens
 from training.crosscheck.models import few
@@ -288,27 +288,16 @@ def test_what_llama_cpp_does_not_open_is_refused_in_a_sentence(tmp_path, x32):
     assert GGUFFile(tmp_path / "model.gguf").metadata["tokenizer.ggml.merges"]  # without any, llama.cpp opens no file
 
 
-EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
-EXPERTS = {
-    "mixtral": {"num_local_experts": 4, "head_dim": 4},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 11, "norm_topk_prob": True},
-    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 6},
-    "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 11, "head_dim": 4}
-    | {"shared_expert_intermediate_size": 22},
-    "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 11, "use_qk_norm": True}
-    | {"first_k_dense_replace": 0, "head_dim": 8},
-    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 11, "moe_layer_start_index": 0}
-    | {"head_dim": 4},
-    "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
-    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 5},
-}
+EXPERTS = {name: {} for name in ("mixtral", "qwen3_moe", "qwen2_moe", "minimax_m2")}
+EXPERTS |= {"olmoe": {"num_key_value_heads": 6}, "gpt_oss": {"rope_parameters": test_decoders.DEFAULT}}
+EXPERTS["gpt_oss"] |= {"swiglu_limit": 7.0}  # as llama.cpp has it
+EXPERTS |= {"glm4_moe": {"first_k_dense_replace": 0}, "ernie4_5_moe": {"moe_layer_start_index": 0}}
 
 
 @pytest.mark.parametrize("kind", EXPERTS)
 def test_experts_open_again_and_are_together_as_in_llama_cpp(kind, tmp_path):
-    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **EXPERTS[kind]}, **EAGER)
-    model = cases.randomized(torch, transformers.AutoModelForCausalLM.from_config(config))
-    file, theirs = written(model, tmp_path), gguf_cases.tensors_of(model)
+    model = test_decoders.make(kind, **EXPERTS[kind]).float()
+    file, theirs, config = written(model, tmp_path), gguf_cases.tensors_of(model), model.config
     assert file.metadata["general.architecture"] == gguf_cases.architecture_of(config)
     assert file.tensors.keys() - {"output.weight"} <= theirs.keys()
     compared = [name for name in file.tensors if "exps" in name or "gate_inp." in name or "sinks" in name]
