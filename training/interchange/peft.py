@@ -1,7 +1,8 @@
 """Read and write low-rank adapters in PEFT's files, adapter_config.json and adapter_model.safetensors.
 
-A checkpoint's matrix may stack several of ours, such as GPT-2's `c_attn`, and PEFT gives it a single A. Reading gives
-each of our matrices this A. Writing stacks their As if they differ, so the rank is then the sum of theirs.
+A checkpoint's matrix may stack several of ours, such as GPT-2's `c_attn`, also head by head, and PEFT gives it a single
+A. Reading gives each of our matrices this A. Writing stacks their As if they differ, so the rank is then the sum of
+theirs.
 """
 
 import json
@@ -17,9 +18,9 @@ import safetensors.numpy
 from training.disk import reason, require_file
 from training.interchange.description import Fields, read_json
 from training.interchange.errors import InterchangeError
-from training.interchange.mapping import Entry
+from training.interchange.mapping import Entry, Shape
 from training.runs.named_arrays import flatten, name_of, save_tensors
-from training.tasks.low_rank import matrices_of, sides
+from training.tasks.low_rank import matrices_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -77,10 +78,10 @@ def _names(module: str) -> tuple[str, str]:
 
 def write(directory: Path, entries: list[Entry], adapter: Any, theta: Any, scale: float) -> None:
     """Write an adapter of θ, or of its shapes, to an existing directory; `entries` map the adapted checkpoint to θ."""
-    leaves, sizes = {name: np.asarray(leaf) for name, leaf in flatten(adapter).items()}, _sizes(theta)
+    leaves, shapes = {name: np.asarray(leaf) for name, leaf in flatten(adapter).items()}, _shapes(theta)
     modules = _modules(entries)
     joined = {
-        module: _joined(entry, leaves, sizes)
+        module: _joined(entry, leaves, shapes)
         for module, entry in modules.items()
         if any(f"{leaf}.A" in leaves for leaf in entry.leaves)
     }
@@ -112,9 +113,14 @@ def write(directory: Path, entries: list[Entry], adapter: Any, theta: Any, scale
     save_tensors(directory / WEIGHTS, tensors, {"format": "pt"})
 
 
-def _sizes(theta: Any) -> dict[str, tuple[int, int, int]]:
-    """Return L, d_out and d_in of each of our matrices that can be adapted, by its dotted name."""
-    return {name_of(path): (W.shape[0], *sides(W)) for path, W in matrices_of(theta).items()}
+def _shapes(theta: Any) -> dict[str, Shape]:
+    """Return the shape of each of our matrices that can be adapted, by its dotted name."""
+    return {name_of(path): W.shape for path, W in matrices_of(theta).items()}
+
+
+def _of_rank(entry: Entry, shapes: Mapping[str, Shape], r: int) -> tuple[Entry, dict[str, Shape]]:
+    """Return the correspondence of B's rows, which PEFT never transposes, and the shapes of ours, in place of W's."""
+    return entry._replace(transposed=False), {name: (*shape[:-1], r) for name, shape in shapes.items()}
 
 
 def _kind(module: str) -> str:
@@ -123,26 +129,19 @@ def _kind(module: str) -> str:
 
 
 def _joined(
-    entry: Entry, leaves: Mapping[str, np.ndarray], sizes: Mapping[str, tuple[int, int, int]]
+    entry: Entry, leaves: Mapping[str, np.ndarray], shapes: Mapping[str, Shape]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return A and B of a checkpoint's matrix, from those of our matrices that are stacked in it, in one layer."""
-    parts = {
-        leaf: (leaves[f"{leaf}.A"][entry.layer], leaves[f"{leaf}.B"][entry.layer])
-        for leaf in entry.leaves
-        if f"{leaf}.A" in leaves
-    }
-    first = next(A for A, _ in parts.values())
-    shared = all(np.array_equal(A, first) for A, _ in parts.values())
-    r = len(first)
-    B_all = np.zeros((sum(sizes[leaf][1] for leaf in entry.leaves), r if shared else r * len(parts)), np.float32)
-    row = column = 0
-    for leaf in entry.leaves:
-        d_out = sizes[leaf][1]
-        if leaf in parts:
-            B_all[row : row + d_out, column : column + r] = parts[leaf][1]
-            column += 0 if shared else r
-        row += d_out
-    return first if shared else np.concatenate([A for A, _ in parts.values()]), B_all
+    ours = {leaf: leaves[f"{leaf}.A"][entry.layer] for leaf in entry.leaves if f"{leaf}.A" in leaves}
+    first = next(iter(ours.values()))
+    shared = all(np.array_equal(A, first) for A in ours.values())
+    r, n = len(first), 1 if shared else len(ours)
+    rows, shapes_B = _of_rank(entry, shapes, n * r)
+    parts = [np.zeros(shape, np.float32) for shape in rows.of_leaves(shapes_B)]
+    for i, leaf in enumerate(ours):
+        part, column = parts[entry.leaves.index(leaf)], 0 if shared else i * r
+        part[..., column : column + r] = leaves[f"{leaf}.B"][entry.layer].reshape(*part.shape[:-1], r)
+    return first if shared else np.concatenate([*ours.values()]), rows.join(parts, shapes_B)
 
 
 def read(path: Path, entries: list[Entry], theta: Any) -> Adapter:
@@ -150,25 +149,24 @@ def read(path: Path, entries: list[Entry], theta: Any) -> Adapter:
     Raises InterchangeError if it needs an unsupported feature, is for another model, or is damaged.
     """
     fields = _check_config(path / CONFIG, read_json(path / CONFIG))
-    tensors, modules, sizes = _tensors(path / WEIGHTS), _modules(entries), _sizes(theta)
+    tensors, modules, shapes = _tensors(path / WEIGHTS), _modules(entries), _shapes(theta)
     _check_tensors(path / WEIGHTS, tensors, modules, entries)
     changed = {m: entry for m, entry in modules.items() if not tensors.keys().isdisjoint(_names(m))}
-    pairs = {module: _of_module(path, tensors, module, entry, sizes) for module, entry in changed.items()}
+    pairs = {module: _of_module(path, tensors, module, entry, shapes) for module, entry in changed.items()}
     rank = max(len(A) for A, _ in pairs.values())
     scales = {module: _scale(fields, module, len(A)) for module, (A, _) in pairs.items()}
     scale = next(iter(scales.values()))
     leaves: dict[str, np.ndarray] = {}
     for module, (A, B) in pairs.items():
-        entry, row = modules[module], 0
-        for leaf in entry.leaves:
-            L, d_out, d_in = sizes[leaf]
+        rows, shapes_B = _of_rank(modules[module], shapes, len(A))
+        for leaf, part in zip(rows.leaves, rows.split(B * np.float32(scales[module] / scale), shapes_B), strict=True):
+            L, *d_out, d_in = shapes[leaf]
             A_all = leaves.setdefault(f"{leaf}.A", np.zeros((L, rank, d_in), np.float32))
-            B_all = leaves.setdefault(f"{leaf}.B", np.zeros((L, d_out, rank), np.float32))
-            A_all[entry.layer, : len(A)] = A
-            B_all[entry.layer, :, : len(A)] = B[row : row + d_out] * np.float32(scales[module] / scale)
-            row += d_out
+            B_all = leaves.setdefault(f"{leaf}.B", np.zeros((L, math.prod(d_out), rank), np.float32))
+            A_all[rows.layer, : len(A)] = A
+            B_all[rows.layer, :, : len(A)] = part.reshape(-1, len(A))
     adapted = {leaf.rpartition(".")[0].rpartition(".")[2] for leaf in leaves}
-    names = dict.fromkeys(name.rpartition(".")[2] for name in sizes)
+    names = dict.fromkeys(name.rpartition(".")[2] for name in shapes)
     return Adapter(leaves, rank, scale * rank, tuple(name for name in names if name in adapted))
 
 
@@ -221,11 +219,11 @@ def _tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _of_module(
-    path: Path, tensors: Mapping[str, np.ndarray], module: str, entry: Entry, sizes: Mapping[str, tuple[int, int, int]]
+    path: Path, tensors: Mapping[str, np.ndarray], module: str, entry: Entry, of_ours: Mapping[str, Shape]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return A and B of a module that the adapter changes."""
     found = [tensors[name] for name in _names(module) if name in tensors]
-    d_in, d_out = sizes[entry.leaves[0]][2], sum(sizes[leaf][1] for leaf in entry.leaves)
+    d_in, d_out = of_ours[entry.leaves[0]][-1], sum(math.prod(of_ours[leaf][1:-1]) for leaf in entry.leaves)
     shapes = [a.shape for a in found]
     r = shapes[0][0] if shapes[0] else 0
     if shapes != [(r, d_in), (d_out, r)] or not r:

@@ -1,4 +1,4 @@
-"""Adapters of low rank, to PEFT and back: its logits are ours, for a fused matrix of GPT-2's and for a Llama."""
+"""Adapters of low rank, to PEFT and back: its logits are ours, for a Llama and fused matrices of GPT-2 and GPT-NeoX."""
 
 import json
 
@@ -29,14 +29,15 @@ pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("Future
 X = np.array([[5, 250, 17, 3, 99, 180, 41]])
 SIZES = {"d_e": 24, "H": 4, "d_mlp": 20, "l_max": 19, "dropout": 0.0}
 MODELS = {"gpt2": {"variant": "GPT2"}, "llama": {"variant": "LLAMA", "H_kv": 2}}
+MODELS["gpt_neox"] = {"variant": "NEOX", "d_e": 32}  # whose queries, keys and values interleave head by head
 
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory):
-    """Two models, as runs and as checkpoints of transformers'."""
+    """Models, as runs and as checkpoints of transformers'."""
     root = tmp_path_factory.mktemp("bases")
     for kind, values in MODELS.items():
-        make_run(root / kind, "d", ByteTokenizer(), **SIZES, **values)
+        make_run(root / kind, "d", ByteTokenizer(), **SIZES | values)
         convert(root / kind, root / f"{kind}-theirs", to=kind)
     return root
 
@@ -87,6 +88,7 @@ CONFIGS = [
     ("llama", {"r": 2, "lora_alpha": 7, "target_modules": ["up_proj", "gate_proj"], "layers_to_transform": [1]}),
     ("gpt2", {"r": 2, "lora_alpha": 7, "target_modules": ["c_attn"]}),
     ("gpt2", {"r": 3, "lora_alpha": 1, "target_modules": ["c_attn", "c_proj", "c_fc"]}),
+    ("gpt_neox", {"r": 2, "lora_alpha": 7, "target_modules": ["query_key_value", "dense"]}),
 ]
 
 
