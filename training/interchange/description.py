@@ -67,9 +67,8 @@ class Fields:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a field, or the default if it is missing or null; a name may have dots, for a field of an object."""
-        value: Any = self._state
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
+        outer, _, inner = name.partition(".")
+        value = self.inner(self.table(outer)).get(inner) if inner else self._state.get(name)
         return default if value is None else value
 
     def has(self, name: str) -> bool:
@@ -404,7 +403,7 @@ class Architecture(NamedTuple):
         others = [a for a in c.variant.attentions if not isinstance(a, known)]
         if others:
             return {}, [f"attention = {others[0]!r}"]
-        if None in c.variant.mlps and None not in self.variant.mlps and not self.counts_mlps:
+        if None in c.variant.mlps and None not in self.variant.mlps:
             return {}, ["layers without MLPs"]
         several = [name for name in ("mlp", "order") if isinstance(getattr(c.variant, name), tuple)]
         if several and not self.in_turn:

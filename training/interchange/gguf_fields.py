@@ -204,7 +204,7 @@ def deepseek(m: Metadata, found: State) -> State:
     return {**more, **_heads_of_latents(m, found, H_kv, is_one_head=is_one_head), "rope_parameters": rotary}
 
 
-def without_later(m: Metadata) -> State:
+def without_later(m: Metadata, found: State) -> State:
     """Return the number of layers without the last of a file, which predict the token after the next, and of these."""
     later = m.get("nextn_predict_layers", 0)
     return {"num_hidden_layers": m.layers() - later, "num_nextn_predict_layers": later}

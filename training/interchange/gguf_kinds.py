@@ -311,13 +311,7 @@ KINDS: dict[str, Kind] = {
     "starcoder2": Kind(fields.STARCODER2),
     "qwen2": Kind(),
     "qwen2moe": Kind(fields.QWEN2_MOE, types=("qwen2_moe",)),
-    "glm4moe": Kind(
-        fields.GLM4_MOE,
-        lambda m, found: fields.without_later(m) | {"use_qk_norm": m.has("blk.0.attn_q_norm.weight")},
-        types=("glm4_moe",),
-        fixed=fields.SIGMOIDS,
-        layer=_SECOND,
-    ),
+    "glm4moe": Kind(fields.GLM4_MOE, fields.without_later, types=("glm4_moe",), fixed=fields.SIGMOIDS, layer=_SECOND),
     "qwen3": Kind(),
     "olmo2": Kind(ROTARY | fields.OPTIONAL_WINDOW, fields.olmo2, fields.of_olmo, ("olmo2", "olmo3"), repeats=True),
     "glm4": Kind(layer=_table("ffn_gate.* -  ffn_up.* mlp.*_gate+*_mlp1")),
@@ -340,7 +334,7 @@ KINDS: dict[str, Kind] = {
     "deepseek2": _DEEPSEEK,
     "glm-dsa": _DEEPSEEK._replace(
         names=fields.GLM_DSA,
-        rest=lambda m, found: fields.deepseek(m, found) | fields.without_later(m),
+        rest=lambda m, found: fields.deepseek(m, found) | fields.without_later(m, found),
         types=("glm_moe_dsa",),
         fixed=fields.SIGMOIDS,
         layer=_LATENT | _INDEXER,

@@ -32,6 +32,7 @@ def with_rotary(m: Metadata, names: Keys, base: float = 10_000.0, **defaults: fl
         raise m.wrong("attention.value_length", f"the {d_head} of attention.key_length")
     for field, part in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):  # some layers may have none of these
         found[field] = any(name.endswith(f".{part}.bias") for name in m.file.tensors)
+    found["use_qk_norm"] = m.has("blk.0.attn_q_norm.weight")
     return found | {"rope_parameters": rotary_in(m, d_head, base)}
 
 

@@ -241,26 +241,20 @@ def test_llama_3s_frequencies_are_told_from_their_factors(tmp_path, length):
         open_gguf(other)
 
 
+STRETCHED = {"scaling.type": "yarn", "scaling.factor": 8.0, "scaling.original_context_length": 32}
+IN_CONFIG = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32}
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
         ({"scaling.type": "none"}, {}),
         ({"scaling.type": "linear", "scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
         ({"scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
-        (
-            {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 32},
-            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-        ),
-        (
-            {"scaling.type": "yarn", "scaling.factor": 8.0, "scaling.original_context_length": 32}
-            | {"scaling.attn_factor": 1.2079441541679836},  # OLMo 3's, which is YaRN's own
-            {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32},
-        ),
-        (
-            {"scaling.type": "yarn", "scaling.factor": 8.0, "scaling.original_context_length": 32}
-            | {"scaling.attn_factor": 1.25},  # as llama.cpp's converter writes attention_factor
-            {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "attention_factor": 1.25},
-        ),
+        (STRETCHED, IN_CONFIG),
+        (STRETCHED | {"scaling.attn_factor": 1.2079441541679836}, IN_CONFIG),  # OLMo 3's, which is YaRN's own
+        # as llama.cpp's converter writes attention_factor
+        (STRETCHED | {"scaling.attn_factor": 1.25}, IN_CONFIG | {"attention_factor": 1.25}),
         ({"dimension_count": 2}, {"partial_rotary_factor": 0.5}),
     ],
 )
@@ -282,10 +276,7 @@ def test_further_fields(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"llama.expert_weights_norm": True},
-            "needs what this library does not have: llama.expert_weights_norm = True",
-        ),
+        ({"llama.expert_weights_norm": True}, "needs what this library does not have: llama.expert_weights_norm = T"),
         ({"llama.attention.head_count": [6, 3]}, "layers of different sizes"),
         ({"llama.attention.head_count": 0}, "llama.attention.head_count: expected an integer of at least 1, got 0"),
         ({"llama.attention.value_length": 3}, "llama.attention.value_length: expected the 4 .*, got 3"),

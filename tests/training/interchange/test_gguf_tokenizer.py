@@ -261,10 +261,7 @@ def test_a_space_comes_before_every_part_of_a_text(tmp_path):
         ({"ggml.bos_token_id": "a"}, "tokenizer.ggml.bos_token_id: expected a value of the type int"),
         ({"ggml.add_bos_token": 1}, "tokenizer.ggml.add_bos_token: expected a value of the type bool"),
         ({"chat_template": 5}, "tokenizer.chat_template: expected a value of the type str"),
-        (
-            {"ggml.model": "llama", "ggml.scores": [1.0]},
-            "tokenizer.ggml.scores: expected 1503 values of the type float",
-        ),
+        ({"ggml.model": "llama", "ggml.scores": [1.0]}, "tokenizer.ggml.scores: expected 1503 values of the type fl"),
     ],
 )
 def test_a_damaged_tokenizer_is_refused(changes, message, bpe):

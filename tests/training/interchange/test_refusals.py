@@ -107,12 +107,9 @@ def test_a_config_that_contradicts_the_tensors_is_refused(path, tmp_path):
         ({"model_type": "xlnet"}, "is a xlnet, which needs a memory of earlier segments, and two-stream attention"),
         (
             {"model_type": "new"},
-            "modernbert, modernbert-decoder, embedding_gemma, llada, bart, marian, t5, torch.nn.Transformer, got 'new'",
+            "modernbert-decoder, embedding_gemma, llada, bart, marian, t5, torch.nn.Transformer, got 'n",
         ),
-        (
-            {"model_type": ["gpt2"]},
-            "modernbert, modernbert-decoder, embedding_gemma, llada, bart, marian, t5, torch.nn.Transformer, got [",
-        ),
+        ({"model_type": ["gpt2"]}, "embedding_gemma, llada, bart, marian, t5, torch.nn.Transformer, got ["),
         ({"model_type": None}, "t5, torch.nn.Transformer, got none; add it"),
     ],
 )
@@ -218,10 +215,7 @@ def bart(saved_bart, tmp_path):
         ({"encoder_layers": 2}, "number of layers of the encoder (L_enc): expected 1, as"),
         ({"decoder_layers": 10**9}, "number of layers of the decoder (L_dec): expected 2, as"),
         ({"decoder_attention_heads": 1, "decoder_ffn_dim": 9}, "than the encoder (decoder_attention_heads = 1)"),
-        (
-            {"decoder_attention_heads": 1, "decoder_ffn_dim": 9},
-            "a decoder with other ffn_dim than the encoder (decoder_f",
-        ),
+        ({"decoder_attention_heads": 1, "decoder_ffn_dim": 9}, "other ffn_dim than the encoder (decoder_ffn_dim = 9"),
         ({"eos_token_id": 99}, "eos_token_id: expected a token below N_V = 17, got 99; translations would never end"),
     ],
 )
