@@ -102,6 +102,7 @@ def _check_run(
     try:
         with (
             jax.disable_jit(),  # each statement is executed as it is reached: loops over layers and steps become Python's
+            _compiled(scenarios.package),
             _chosen(scenarios.package) as taken,
             traced(root / "algorithms", root, code, run.hidden),
         ):
@@ -113,6 +114,21 @@ def _check_run(
         results.errors[n] = (line, f"{run.what}: {message}")
         return [_Difference(False, index, 0, number, line, f"raised {message}")]
     return _match(results, run, index, paper, code)
+
+
+@contextlib.contextmanager
+def _compiled(package: ModuleType) -> Iterator[None]:
+    """The recurrences of mixers, which have no lines to observe and take minutes one operation at a time, compiled."""
+    module = importlib.import_module(f"{package.__name__}.ops.delta_rule")
+    by_chunks, by_tokens = jax.jit(module._in_chunks, static_argnums=0), jax.jit(module._by_tokens)
+
+    def call(jitted: Callable[..., Any], *arguments: Any) -> Any:
+        with jax.disable_jit(False):
+            return jitted(*arguments)
+
+    calls = {"_in_chunks": functools.partial(call, by_chunks), "_by_tokens": functools.partial(call, by_tokens)}
+    with mock.patch.multiple(module, **calls):
+        yield
 
 
 @contextlib.contextmanager
