@@ -205,12 +205,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return supervise(words, who=who, advice=functools.partial(_advice, arguments))
     with Interrupts() as interrupts:
         try:
+            if arguments.coordinator:
+                enter()
             given = run_request(arguments)
             settings = resolve(given)
             keep_memory()
             compilation_cache.begin(arguments, alone=not arguments.coordinator)
             if arguments.coordinator:
-                enter()
                 interrupts.check()
                 processes.join(arguments.coordinator, arguments.num_processes, arguments.process_id)
                 note_connection()

@@ -273,7 +273,7 @@ def test_a_checkpoint_that_one_process_cannot_read_is_restored_by_none(tmp_path)
         ({"seed": 1}, "process 1 has seed 1, and process 0 0: start all of them with the same command"),
         ({"data": "other"}, "process 1 has data ["),
         ({"run": "elsewhere"}, "--run: expected a directory that all processes share, got"),
-        ({"mesh": "data=3,model=2"}, "process 1 has mesh data=3,model=2, and process 0 data=4,model=2"),
+        ({"mesh": "data=2,model=4"}, "process 1 has mesh data=2,model=4, and process 0 data=4,model=2"),
     ],
 )
 def test_processes_that_differ_are_refused_in_each(command, tmp_path, of_last, sentence):
@@ -286,6 +286,14 @@ def test_processes_that_differ_are_refused_in_each(command, tmp_path, of_last, s
         assert len(err.splitlines()) == 1
         assert sentence in err
     assert not command.files.config.exists()
+
+
+@pytest.mark.slow
+def test_settings_that_cannot_be_are_said_before_connecting(command):
+    process = command.start(1, 2, mesh="data=3,model=2")
+    says = "train.py: batch_size is 8, which data=3 does not divide: give batch_size 9\n"
+    assert process.communicate(timeout=PATIENCE) == ("", says)
+    assert process.returncode == 2
 
 
 @pytest.mark.parametrize(
