@@ -32,7 +32,7 @@ from training.generation.continuation import Continuation, Generator
 from training.generation.decoding import implementation_of
 from training.generation.layout import Weights
 from training.generation.requests import Request, begins_of, check_requests, sampling_arrays
-from training.generation.sampling import SamplingArrays, draw
+from training.generation.sampling import History, SamplingArrays, draw, penalized
 
 
 class Drafts(NamedTuple):
@@ -57,6 +57,7 @@ class Model(NamedTuple):
     keys: Key[Array, "B"]
     sampling: SamplingArrays
     lengths: Int[Array, "B"]  # of the prompts
+    given: Int[Array, "B"] | None  # the same; None if earlier tokens change no scores
 
     def read(self, weights: Weights, caches: Any, x: Any, n: Int[Array, "B"]) -> tuple[Float[Array, "d_e B m"], Any]:
         """Return lines 1 to 10 of m tokens, or columns in their place, behind the first n of each; and the caches."""
@@ -74,19 +75,28 @@ class Model(NamedTuple):
         """Return the logits of columns."""
         return self.weights.variant.unembedding.logits(X, self.weights)
 
-    def drawn(self, scores: Float[Array, "N_V B"], i: Int[Array, "B"], begins: Any = None) -> tuple[Array, Array]:
-        """Draw the i-th token of each sequence from its logits, and return its log-probability, too."""
-        log_P = jax.nn.log_softmax(scores, axis=0)
+    def drawn(
+        self, scores: Float[Array, "N_V B"], i: Int[Array, "B"], tokens: Int[Array, "B C"], begins: Any = None
+    ) -> tuple[Array, Array]:
+        """Draw the i-th token of each sequence from its logits, behind its `tokens`, and return its log-probability."""
+        log_P, sampling = jax.nn.log_softmax(scores, axis=0), self.sampling
+        if self.given is not None:
+            scores = penalized(scores, History(tokens, self.given + i, self.given), sampling)
+        if sampling.logit_bias is not None:
+            scores = scores + sampling.logit_bias.astype(scores.dtype)
         scores = scores if begins is None else jnp.where(begins, scores, -jnp.inf)
-        y = draw(scores, lambda: jax.vmap(by_own_key(jax.random.fold_in))(self.keys, i), self.sampling)
+        y = draw(scores, lambda: jax.vmap(by_own_key(jax.random.fold_in))(self.keys, i), sampling)
+        y = jnp.where(jnp.isneginf(scores.max(axis=0)), sampling.eos[:, 0], y)
         log_p = jnp.take_along_axis(log_P, y[None], axis=0)[0]
         return y, jnp.maximum(log_p, jnp.log(jnp.finfo(log_p.dtype).tiny))
 
-    def drafted(self, caches: Any, X: Any, y: Int[Array, "B m"], n: Any, last: Any) -> tuple[Array, Any]:
+    def drafted(
+        self, caches: Any, X: Any, y: Int[Array, "B m"], n: Any, last: Any, tokens: Int[Array, "B C"]
+    ) -> tuple[Array, Any]:
         """Draft the token behind y[last]; y are the tokens behind the columns X, and n is the position of the first."""
         columns = mtp_columns(X, y, self.weights, positions=self.slots(y, n))
         X, caches = self.read(self.head, caches, columns, n)
-        return self.drawn(self.scores(_column(X, last)), n + last + 2 - self.lengths)[0], caches
+        return self.drawn(self.scores(_column(X, last)), n + last + 2 - self.lengths, tokens)[0], caches
 
     def ends(self, y: Int[Array, "B"]) -> Bool[Array, "B"]:
         """Return which tokens end their sequences."""
@@ -107,9 +117,9 @@ def begun(model: Model, tokens: Int[Array, "B C"], caches: Any, of_head: Any, be
     """Read prompts, which are padded to the length of P, draw a token behind each, and draft the next one."""
     x, l = tokens[:, : len(P)], model.lengths
     X, caches = model.read(model.weights, caches, x, jnp.zeros_like(l))
-    y, log_p = model.drawn(model.scores(_column(X, l - 1)), jnp.zeros_like(l), begins)
+    y, log_p = model.drawn(model.scores(_column(X, l - 1)), jnp.zeros_like(l), tokens, begins)
     tokens = _written(tokens, y, l, l > 0)
-    draft, of_head = model.drafted(of_head, X, tokens[:, 1 : len(P) + 1], jnp.zeros_like(l), l - 1)
+    draft, of_head = model.drafted(of_head, X, tokens[:, 1 : len(P) + 1], jnp.zeros_like(l), l - 1, tokens)
     log_p = _written(jnp.zeros(tokens.shape, log_p.dtype), log_p, l, l > 0)
     none = jnp.zeros((), jnp.int32)
     return Drafts(tokens, log_p, l, draft, caches, of_head, model.ends(y), none, none)
@@ -126,13 +136,13 @@ def extended(model: Model, state: Drafts, stop: Int[Array, ""]) -> Drafts:
         n, goes_on, rows = state.n, unfinished(state), jnp.arange(len(state.n))
         i = n + 1 - model.lengths
         X, caches = model.read(model.weights, state.caches, jnp.stack([state.tokens[rows, n], state.draft], axis=1), n)
-        scores = model.scores(X)
-        (y, of_y), (z, of_z) = (model.drawn(scores[..., j], i + j) for j in range(2))
+        scores, drafted = model.scores(X), _written(state.tokens, state.draft, n + 1, goes_on)
+        (y, of_y), (z, of_z) = (model.drawn(scores[..., j], i + j, of) for j, of in enumerate((state.tokens, drafted)))
         accepted = goes_on & (y == state.draft) & ~model.ends(y)
         tokens, log_p = (_written(*of, n + 1, goes_on) for of in ((state.tokens, y), (state.log_p, of_y)))
         tokens, log_p = (_written(*of, n + 2, accepted) for of in ((tokens, z), (log_p, of_z)))
         last = accepted.astype(n.dtype)
-        draft, of_head = model.drafted(state.of_head, X, jnp.stack([y, z], axis=1), n, last)
+        draft, of_head = model.drafted(state.of_head, X, jnp.stack([y, z], axis=1), n, last, tokens)
         ended = state.ended | (goes_on & model.ends(jnp.where(accepted, z, y)))
         counts = state.passes + goes_on.sum(dtype=jnp.int32), state.accepted + accepted.sum(dtype=jnp.int32)
         return Drafts(tokens, log_p, jnp.where(goes_on, n + 1 + last, n), draft, caches, of_head, ended, *counts)
@@ -169,16 +179,11 @@ class Drafter:
         return f"{share:.1%} of {self.passes} drafts were accepted: {1 + share:.2f} tokens for each pass of the model"
 
     def answer(self, requests: Sequence[Request]) -> "DraftedContinuation":
-        """Read requests, and return their continuation. Raises ValueError if a text would outgrow l_max, or earlier
-        tokens change its scores.
-        """
+        """Read requests, and return their continuation. Raises ValueError if a text would outgrow l_max."""
         check_requests(requests, self.config)
         lengths = np.array([len(request.tokens) for request in requests])
         inputs.check_room(lengths, max(request.l_gen for request in requests), self.config.l_max)
-        sampling = sampling_arrays(requests, self.config.N_V)
-        if sampling.uses_history or sampling.logit_bias is not None:
-            raise ValueError("drafts and penalties, biases or grammars of the sampling exclude each other")
-        return DraftedContinuation(self, requests, sampling)
+        return DraftedContinuation(self, requests, sampling_arrays(requests, self.config.N_V))
 
 
 class DraftedContinuation:
@@ -191,7 +196,9 @@ class DraftedContinuation:
         x, lengths = (a.astype(np.int32) for a in padded_rows([request.tokens for request in requests]))
         x, config = bucketed(x, drafter.config.l_max), drafter.config
         keys = jnp.stack([request.key for request in requests])
-        self._model = Model(drafter.weights, drafter.head, keys, sampling, jax.device_put(lengths))
+        lengths = jax.device_put(lengths)
+        given = lengths if sampling.uses_history else None
+        self._model = Model(drafter.weights, drafter.head, keys, sampling, lengths, given)
         C = capacity(x.shape[1] + self.wanted + 3)
         caches = _empty(drafter.theta, len(x), C), _empty(mtp_decoder(drafter.theta), len(x), C)
         tokens = jax.device_put(np.pad(x, ((0, 0), (0, C - x.shape[1]))))
