@@ -24,6 +24,15 @@ def later_layers(fields: Fields, model: Model) -> tuple[str, ...]:
     return tuple(f"{stack}.{l}.*" for l in range(L, L + n) for stack in ("*layers", "blk"))
 
 
+def heads_left_out(fields: Fields, model: Model, names: Sequence[str]) -> str:
+    """Return a note if a checkpoint has heads for tokens after the next that are not read; else ""."""
+    patterns = (*later_layers(fields, model), "mtp.*")
+    if model.config.variant.mtp or not any(fnmatch.fnmatchcase(name, of) for name in names for of in patterns):
+        return ""
+    n = max(fields.integer(name, 0, least=0) for name in ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
+    return f"{n or 'some'} heads for tokens after the next are left out: read is one alone, DeepSeek's, GLM's or Qwen's"
+
+
 def ignored(fields: Fields, model: Model, architecture: Architecture) -> tuple[str, ...]:
     """Return the patterns of the tensors that are not parameters: also those of heads for tokens after the next, which
     transformers leaves out, too, unless the model has one.

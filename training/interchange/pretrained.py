@@ -368,6 +368,7 @@ def _read(
         raise InterchangeError(f"{fields.path}: {error}") from None
     fields.check()
     consistency.check(fields, model, tensors, counts_mlps=architecture.counts_mlps)
+    note = "; ".join(filter(None, (note, consistency.heads_left_out(fields, model, tensors.names))))
     architecture.rearrange(tensors, model)
     template = model_shapes(model.task, model.config, N_C=len(model.labels))
     of_gguf = tensors.kind.entries(model, tensors.names) if isinstance(tensors, GGUFTensors) else []

@@ -77,5 +77,8 @@ def test_logits_and_tensors_are_those_of_the_file(tmp_path, name):
     for n, W in again.items():
         np.testing.assert_array_equal(W, tensors[n], n)
     assert load_pretrained(tmp_path / "again")[1] == config
+    cases.change_config(path, **{"mtp_num_hidden_layers" if is_qwen else "num_nextn_predict_layers": 2})
+    with pytest.warns(UserWarning, match="2 heads for tokens after the next are left out"):
+        assert load_pretrained(path)[1].variant.mtp is None
     with pytest.raises(InterchangeError, match="mtp = "):
         save_pretrained(tmp_path / "model.gguf", jax.tree.map(lambda a: a.astype("float32"), theta), config)
