@@ -70,6 +70,24 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(d, s["H"], s["H_kv"], s["d_mlp"], wrong) for _ in range(s["L"]))
         self.ln, self.head = nn.LayerNorm(d, eps=wrong.get("eps", 0.0)), nn.Linear(d, s["N_V"], bias=False)
         self.wrong = wrong
+        if "second head" in wrong:
+            self.norms = nn.ModuleList(nn.LayerNorm(d, eps=0.0) for _ in "exh")
+            self.both, self.block = nn.Linear(2 * d, d, bias=False), Block(d, s["H"], s["H_kv"], s["d_mlp"], {})
+            self.copies = nn.ModuleList([nn.Embedding(s["N_V"], d), nn.Linear(d, s["N_V"], bias=False)])
+
+    def second(self, x, X, before):
+        """Logits of the token after the next, of the hidden states X and those before the last norm."""
+        wrong, norms, shift = self.wrong, self.wrong.get("norms"), self.wrong.get("shift", 1)
+        (norm_e, norm_x, norm), (W_e, head) = self.norms, self.copies if wrong.get("copies") else (self.wte, self.head)
+        norm_e, norm_x = (norm_x, norm_e) if norms == "exchanged" else (norm_e, norm_x)
+        y = x.roll(-shift, 1) if wrong.get("rolled") else x[:, shift : len(x[0]) - (shift == 0)]
+        X = (before if wrong.get("before") else X)[:, : y.shape[1]]
+        X = X.detach() if wrong.get("detached") == "X" else X
+        e = W_e(y) + self.wpe(torch.arange(y.shape[1]))
+        pair = [e if norms == "X" else norm_e(e), X if norms == "e" else norm_x(X)]
+        Y = self.block(self.both(torch.cat(pair[:: -1 if wrong.get("order") else 1], -1)))
+        Y = self.ln(Y) if norms == "last" else norm(Y)
+        return Y @ self.wte.weight.T if wrong.get("tied") == "second" else head(Y)
 
     def forward(self, x):
         X = self.wte(x) + self.wpe(torch.arange(x.shape[1]) + self.wrong.get("first", 0))
@@ -77,8 +95,9 @@ class Decoder(nn.Module):
         blocks = self.blocks[: len(self.blocks) - self.wrong.get("fewer", 0)]
         for block in reversed(blocks) if self.wrong.get("reversed") else blocks:
             X = block(X)
-        X = self.ln(X)
-        return X @ self.wte.weight.T if self.wrong.get("tied") else self.head(X)
+        before, X = X, self.ln(X)
+        self.later = self.second(x, X, before) if "second head" in self.wrong else None
+        return X @ self.wte.weight.T if self.wrong.get("tied") is True else self.head(X)
 
 
 TABLE = {
@@ -94,6 +113,10 @@ TABLE = {
     "ln.bias": "beta",
     "head.weight": "W_u",
 }  # fmt: skip
+SECOND = {n.replace("blocks.{l}", "block"): of.replace("l{l}", "mtp1") for n, of in TABLE.items() if "{l}" in n}
+SECOND |= {f"norms.{i}.{a}": f"mtp/{b}{of}" for i, of in enumerate(("_e", "_x", ""))
+           for a, b in (("weight", "gamma"), ("bias", "beta"))}  # fmt: skip
+SECOND |= {"both.weight": "mtp/W_m", "copies.0.weight": "T:W_e", "copies.1.weight": "W_u"}
 
 
 def decoder(**wrong):
@@ -101,7 +124,8 @@ def decoder(**wrong):
 
     def observe(case, dtype):
         model = Decoder(case.sizes, wrong).to(getattr(torch, dtype))
-        table = {name: of for name, of in TABLE.items() if name != wrong.get("not loaded")}
+        table = TABLE | (SECOND if "second head" in wrong else {})
+        table = {name: of for name, of in table.items() if name != wrong.get("not loaded")}
         load(model, table, case.theta, layers=case.sizes["L"])
         x = torch.tensor([wrong.get("tokens", case.inputs["x"])])
 
@@ -109,7 +133,12 @@ def decoder(**wrong):
             logits = model(x)
             if "loss" in wrong:
                 return logits, wrong["loss"](logits, x)
-            loss = nn.functional.cross_entropy(logits[0, :-1], x[0, 1:], reduction=wrong.get("reduction", "sum"))
+            how = {"reduction": wrong.get("reduction", "sum")}
+            loss = nn.functional.cross_entropy(logits[0, :-1], x[0, 1:], **how)
+            if model.later is not None:
+                n = wrong.get("labels", 2)
+                later = nn.functional.cross_entropy(model.later[0, : len(x[0]) - n], x[0, n:], **how)
+                return (logits, model.later), loss + wrong["second head"] * later
             return logits, loss
 
         optimizer = wrong.get("optimizer", lambda p: None)(model.parameters())

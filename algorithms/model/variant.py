@@ -128,6 +128,8 @@ class Variant(Record):
             lenders = [a for i, a in enumerate(self.attentions[:l]) if i == line.keys_of]
             if line.keys_of is not None and [dataclasses.replace(line, keys_of=None)] != lenders:
                 self.refuse("attention", "layers with keys_of like the earlier layer of that number but for keys_of")
+        if self.mtp and self.lenders:
+            self.refuse("mtp", "None, since the last layer, which its layer is like, reads keys of another")
         for field, lines in (("attention", self.attentions), ("mlp", self.mlps)):
             sizes = [(name, size) for line in lines if line for name, size in line.sizes().items()]
             if len(dict(sizes)) < len(set(sizes)):

@@ -52,6 +52,8 @@ class Case:
             if name in self.inputs:
                 l = np.shape(self.inputs[name])[-1]
                 found[l] = max(found.get(l, 0), padded.get(name) or l)
+        if "mtp/W_m" in self.theta:  # its tokens are shifted once, or twice by mistake
+            found |= {l - n: l - n for l in list(found) for n in (1, 2)}
         return found
 
     @property

@@ -168,6 +168,15 @@ def _experts(name: str) -> Choice:
     return Choice(", ".join(parts), SimpleNamespace(**how))
 
 
+def _mtp_loss(name: str) -> Choice:
+    """Such as "0.3 sum" or "1 mean over ℓ − 1, x[t+1]"."""
+    said, _, label = name.partition(", ")
+    (weight, _, how), shift = said.partition(" "), 1 if label else 2
+    text = f"the second head's loss is {weight} times the {how} of −log P[x[t+{shift}], t]"
+    over = {"sum": lambda l: 1, "mean": lambda l: l - shift, "mean over ℓ − 1": lambda l: l - 1}[how]
+    return Choice(text, lambda log_P, x: float(weight) * loss(shift, over)(log_P, x, ()))
+
+
 def _rows(*rows: tuple[str, str, Any]) -> dict[str, Choice]:
     return {name: Choice(text, do) for name, text, do in rows}
 
@@ -457,6 +466,12 @@ SLOTS: dict[str, dict[str, Choice]] = {
             ("log of a softmax of P", "cross entropy is given P, not logits: softmax is taken twice (mean)", lambda lp, x, _: loss(1, lambda l: l - 1)(np.exp(lp) - np.log(np.exp(np.exp(lp)).sum(-2, keepdims=True)), x, _)),
             ("log of a softmax of P, sum", "cross entropy is given P, not logits: softmax is taken twice (sum)", lambda lp, x, _: loss(1)(np.exp(lp) - np.log(np.exp(np.exp(lp)).sum(-2, keepdims=True)), x, _))),
     },
+    "mtp_token": _rows(
+        ("x[t+1]", "the second head embeds x[t+1]", lambda x: x[1:]), ("x[t]", "the second head embeds x[t], not x[t+1]", lambda x: x[:-1]),
+        ("x[t+2]", "the second head embeds x[t+2], not x[t+1]", lambda x: x[2:])),
+    "mtp_reads": _rows(("X", "the second head reads X of line 10", 0), ("before", "the second head reads X before the last norm", 1)),
+    "mtp_order": _rows(("[e; X]", "W_m multiplies e above X", lambda e, X: (e, X)), ("[X; e]", "W_m multiplies X above e, not e above X", lambda e, X: (X, e))),
+    "mtp_loss": {"0.3 sum": _mtp_loss("0.3 sum")},
     "update": _rows(
         ("descent", "θ ← θ − η·∇loss(θ)", lambda W, g, eta, norm: W - eta * g), ("uphill", "the step is uphill: θ + η·∇loss(θ)", lambda W, g, eta, norm: W + eta * g), ("none", "θ is not changed", lambda W, g, eta, norm: W),
         ("AdamW", "the step is AdamW's (β 0.9, 0.999; ε 1e-8; decay 0.01)", adam()), ("Adam", "the step is Adam's, without decay", adam(decay=0.0)), ("Adam, L2", "the step is Adam's, its decay added to the gradient", adam(coupled=True)),
@@ -505,7 +520,7 @@ MADE: dict[str, Callable[[str], Choice]] = {
     "embedding_scale": lambda name: Choice(f"token embeddings are multiplied by {name}", lambda d: float(name)),
     "position_scale": lambda name: Choice(f"positions are multiplied by {name}", lambda d: float(name)),
     "embedded_scale": lambda name: Choice(f"the sum of token and position is multiplied by {name}", lambda d: float(name)),
-    "residual": _residual, "mask_fill": _mask_fill, "keys_of": _number("keys and values are those of layer VALUE"),
+    "residual": _residual, "mask_fill": _mask_fill, "mtp_loss": _mtp_loss, "keys_of": _number("keys and values are those of layer VALUE"),
     "position_index": lambda name: Choice(f"positions are {name.removeprefix('t')} too high", lambda t: t + int(name.removeprefix("t"))),
 }  # fmt: skip
 """Slots with numbers: from a name that is not listed to its choice."""
@@ -513,13 +528,13 @@ MADE: dict[str, Callable[[str], Choice]] = {
 HARMLESS = {"q_bias", "k_bias", "v_bias", "rotation_first"}
 """Slots that may change a line and nothing after it."""
 
-STRUCTURE = {"embedded_scale", "order", "post_norm", "parallel", "norm_here", "extra_norm", "layer", "rotation", "qk_norm", "shared", "cap", "reads", "position_table", "unembed_bias", "unembed_scale", "distances", "turns", "head"}  # fmt: skip
+STRUCTURE = {"embedded_scale", "order", "post_norm", "parallel", "norm_here", "extra_norm", "layer", "rotation", "qk_norm", "shared", "cap", "reads", "position_table", "unembed_bias", "unembed_scale", "distances", "turns", "head", "mtp_reads"}  # fmt: skip
 """Slots that decide which lines there are."""
 
 RARE = {"parallel", "norm_which", "layer", "turns"}
 """Slots that are tried behind all others: of equally good deviations, the first is taken."""
 
-LOADED = {"split", "weights", "out", "norm_which", "qk_gamma", "layer", "shared"} | {
+LOADED = {"split", "weights", "out", "mtp_order", "norm_which", "qk_gamma", "layer", "shared"} | {
     slot for slot in SLOTS if slot.endswith("_square")
 }
 """Slots whose deviations may as well be a mistake in how θ was loaded."""
@@ -547,6 +562,9 @@ def related(slot: str, name: str) -> list[str]:
     if slot in ("mamba_factors", "mlp_factors", "mixer_sum"):
         factors = name.split(" ")
         return [" ".join([*factors[:i], "1", *factors[i + 1 :]]) for i, factor in enumerate(factors) if factor != "1"]
+    if slot == "mtp_loss":
+        ways = [f"{how}{label}" for how in ("sum", "mean", "mean over ℓ − 1") for label in ("", ", x[t+1]")]
+        return [f"{weight} {way}" for weight in (name.partition(" ")[0], "1") for way in ways] + ["0 sum"]
     if slot == "keys_of" and name != "own":
         return [f"{max(1, int(name) + more)}" for more in (-1, 1)]
     if slot == "distances" and name != "none":

@@ -79,7 +79,7 @@ SPARE = (
 )
 """Slots where code may compute the paper's choice, and then not use it."""
 
-INSERTING = {"embedded_scale", "extra_norm", "norm_here", "order", "post_norm", "parallel", "residual"}
+INSERTING = {"embedded_scale", "extra_norm", "norm_here", "order", "post_norm", "parallel", "residual", "mtp_reads"}
 """Slots whose choices change what norms read, before lines that may have been found because norms forget a factor."""
 
 Pins = Mapping[str, Seen]

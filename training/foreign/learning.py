@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from .cases import EPSILON
-from .catalogue import BACKWARD, SLOTS, choice
+from .catalogue import BACKWARD, SLOTS, choice, related
 from .diagnose import Diagnosis
 from .evidence import Departure
 from .match import MARGIN
+from .parts import OF_MTP
 from .reference import Reference, gradient
 from .run import Key, kind_of
 from .telling import Walk
@@ -32,6 +33,13 @@ DIRECTIONS: dict[str, Callable[[Any], Any]] = {
     "Adam's direction, not divided by 1 − β": lambda g: 0.1 * g / (0.001**0.5 * np.abs(g) + 1e-8),
 }  # fmt: skip
 """Directions of a first step, from the gradient."""
+
+COPIES = {
+    ("W_e in W_u",): "W_e, tied, gets from the logits",
+    **{of: f"{of[0][:3]} gets from the second head, which has a copy of it," for of in (OF_MTP[:1], OF_MTP[1:])},
+    OF_MTP: "W_e and W_u get from the second head, which has copies of them,",
+}
+"""The uses of a parameter that no gradient passes → what is missing then."""
 
 LEAST = 8
 """With fewer numbers of a parameter, a fit proves nothing."""
@@ -56,6 +64,8 @@ class _Learning:
         self.epsilon = EPSILON["float32"] if diagnosis.is_mixed else diagnosis.epsilon
         self.slot = "masked_loss" if self.case.algorithm == 9 else "loss"
         self.loss: Any = self.case.base.get(self.slot, "sum")
+        mtp = walk.run.name("mtp_loss", "")
+        self.mtp = [mtp, *related("mtp_loss", mtp)] if "mtp/W_m" in self.case.theta else [""]
         self.algorithm, self.line, self.step = TRAINING[self.case.algorithm]
 
     def run(self, **options: Any) -> Reference:
@@ -73,6 +83,8 @@ class _Learning:
                 yield self._departure(self.line, "", found.text, {})
             elif found != self.loss:
                 yield self._departure(self.line, "", SLOTS[self.slot][found].text, {self.slot: found})
+            if (mtp := self.walk.choices.get("mtp_loss")) is not None:
+                yield self._departure(self.line, "", choice("mtp_loss", mtp).text, {"mtp_loss": mtp})
             self.loss = found
         if self.recording.gradients:
             yield from self._gradients()
@@ -85,14 +97,16 @@ class _Learning:
         return Departure(self.algorithm, line, what, "", text, "unknown" if choices is None else "named", choices or {})
 
     def _loss(self) -> str | None:
-        """The choice that gives the code's loss."""
+        """The choice that gives the code's loss; that of a second head is adopted."""
         own, theirs = self.case, self.recording.loss or 0.0
         for case in self._cases():
             self.case = case
-            exact, noisy = self.run().losses(), self.run(epsilon=self.epsilon)
-            for name in dict.fromkeys((self.loss, *exact)):
-                spread = noisy.loss(name)
-                if abs(float(exact[name][0]) - theirs) <= 8 * float(np.abs(spread - spread[0]).max()) + 1e-13:
+            exact, noisy = self.run(), self.run(epsilon=self.epsilon)
+            for mtp, name in itertools.product(self.mtp, dict.fromkeys((self.loss, *SLOTS[self.slot]))):
+                spread = noisy.loss(name, mtp)
+                off = abs(float(exact.loss(name, mtp)[0]) - theirs)
+                if off <= 8 * float(np.abs(spread - spread[0]).max()) + 1e-13:
+                    self.walk.choices |= {"mtp_loss": mtp} if mtp != self.mtp[0] else {}
                     return name
         self.case = own
         return None
@@ -114,7 +128,7 @@ class _Learning:
     def _theirs(self, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Foreign gradients (or updated parameters) by θ's names, flat; NaN where nothing is known."""
         found: dict[str, np.ndarray] = {}
-        for foreign, parts in self.diagnosis.maps.items():
+        for foreign, parts in reversed(self.diagnosis.maps.items()):  # the first of copies stands
             for name, mine, theirs in parts if foreign in arrays else ():
                 flat = found.setdefault(name, np.full(self.case.theta[name].size, np.nan))
                 flat[mine] = np.asarray(arrays[foreign]).reshape(-1)[theirs]
@@ -182,11 +196,18 @@ class _Learning:
             return all(self._near(g[n], theirs[n][at[n]], scale[n]) for n in at)
         return False
 
+    def _other_loss(self, fits: Callable[..., bool]) -> Departure | None:
+        """Another loss, or another of a second head, that gives the foreign gradient, where the loss is not known."""
+        losses = [(self.slot, name) for name in SLOTS[self.slot]] + [("mtp_loss", name) for name in self.mtp[1:]]
+        for slot, name in losses if self.recording.loss is None else ():
+            if fits(loss=name) if slot == self.slot else fits(choices={slot: name}):
+                return self._departure(self.line, "", choice(slot, name).text, {slot: name})
+        return None
+
     def _explained(self, fits: Callable[..., bool]) -> Departure | None:
         """The line that no gradient passes, or whose derivative is another formula's, that gives the foreign gradient."""
-        names = SLOTS[self.slot] if self.recording.loss is None else ()
-        if loss := next((name for name in names if fits(loss=name)), None):
-            return self._departure(self.line, "", SLOTS[self.slot][loss].text, {self.slot: loss})
+        if (loss := self._other_loss(fits)) is not None:
+            return loss
         for line, text, case, choices in self._in_training():
             if fits(case=case, choices=choices):
                 return self._departure(line, "", text, {})
@@ -195,8 +216,9 @@ class _Learning:
         if kind := next((kind for kind in kinds if fits(detached=frozenset([kind]))), None):
             key, text = kinds[kind], "no gradient passes it (detached, or a term is missing)"
             return Departure(key.algorithm, key.line, key.what, kind_of(key.place), text, "named")
-        if fits(detached=frozenset(["W_e in W_u"])):
-            return self._departure(self.step, "gradient", "what W_e, tied, gets from the logits is missing", {})
+        for copies, text in COPIES.items():
+            if fits(detached=frozenset(copies)):
+                return self._departure(self.step, "gradient", f"what {text} is missing", {})
         for slot, place, key in self._derivatives():
             for name in SLOTS[slot]:
                 scope = f"{slot}@{place}" if place else slot

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import algorithms
-from algorithms.lines import Experts
+from algorithms.lines import MTP, Experts
 from algorithms.model.variants import VARIANTS
 from training import oracle
 from training.crosscheck.algorithms import PSEUDOCODE
@@ -38,12 +38,14 @@ ALGORITHMS = (4, 5, 6, 7, 8, 9, 10, *CALLERS)
 EDGES = {
     **dict.fromkeys(("padding", "several sequences"), (10, 9, 8)), **dict.fromkeys(("packed documents", "far positions"), (10, 9)),
     "a column that sees nothing": (5, 4), **dict.fromkeys(("window", "tied", "grouped heads"), (10, 9, 8)),
+    "second head": (10,),
 }  # fmt: skip
 """Name of an edge case → its algorithms; the first is the default. A case has at most one edge."""
 
 WITH = {
     "window": lambda variant: variant.but(attention=tuple(_windowed(a) for a in variant.attentions)),
     "tied": lambda variant: variant.but(unembedding=variant.unembedding.but(tied=True)),
+    "second head": lambda variant: variant.but(mtp=MTP()),
 }
 """Edge cases that change a line of the variant, each with its change."""
 
@@ -254,6 +256,8 @@ def _paper(case: Case) -> Any:
     where = {
         name: case.inputs[name] for name in ("length", "z_length", "documents", "positions") if name in case.inputs
     }
+    if case.record.mtp:  # whose own lines come behind those of the model
+        return lambda _: (family.mtp_losses(given[0].tolist(), theta, case.record), run(*given, theta, case.record))
     return lambda _: run(*given, theta, case.record, **where)
 
 
@@ -274,7 +278,7 @@ def oracle_lines(case: Case) -> dict[str, np.ndarray]:
     found = {}
     for visit, seen in Reference(case).go().lines.items():
         own, key = seen.value[0], (seen.key.algorithm, "1" if case.algorithm == 7 else seen.key.line)
-        if seen.key.what or key not in visits:
+        if seen.key.what or key not in visits or visit in ("mtp:10.2", "mtp:10.return"):
             continue
         heads = len(own) if seen.parts else 1
         sharing = case.sizes["H"] // heads if seen.parts else 1

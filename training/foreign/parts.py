@@ -10,7 +10,10 @@ from training.oracle.lines import weights_of_experts, xielu
 from .formulas import sigmoid
 from .run import Key, Named, Run
 
-__all__ = ["Parts", "softmax"]
+__all__ = ["OF_MTP", "Parts", "softmax"]
+
+OF_MTP = "W_e in the second head", "W_u in the second head"
+"""What no gradient passes where a head for the token after the next has copies of W_e or W_u."""
 
 INVERSE = "√(v + ε)", lambda x: 1 / x, lambda x: 1 / x
 """A form of 1/√v."""
@@ -118,7 +121,8 @@ class Parts(Run):
             return P if length is None else self.use("padding", place)(P, length)
 
         def token() -> Any:
-            return self.rounded(W_e[..., self.use("token_index", place)(np.asarray(tokens), W_e.shape[-1])])
+            W = np.real(W_e) if place == "mtp" and OF_MTP[0] in self.detached else W_e
+            return self.rounded(W[..., self.use("token_index", place)(np.asarray(tokens), W.shape[-1])])
 
         def position() -> Any:
             t, table = self.use("position_index", place)(self.positions(l)), self.use("position_table", place)
@@ -263,41 +267,42 @@ class Parts(Run):
             A = self._gated(place, self.linear(W["W_gate"], W["b_gate"], X, "gate_bias", place), U)
         return self.linear(W["W_mlp2"], W["b_mlp2"], A, "mlp2_bias", place)
 
-    def unembed(self, X: Named, algorithm: int) -> None:
-        """Algorithm 7: the logits, and P, whose logarithm is kept."""
+    def unembed(self, X: Named, algorithm: int, place: str = "") -> None:
+        """Algorithm 7: the logits, and P, whose logarithm is kept; `place`: that of a second head."""
         d = X.value.shape[-2]
 
         def logits() -> Any:
-            W_u, is_tied = self.p("W_u"), self.use("unembed", "")
+            W_u, is_tied = self.p("W_u"), self.use("unembed", place)
             W = np.swapaxes(self.p("W_e"), -1, -2) if is_tied or W_u is None else W_u
-            W = np.real(W) if W is not W_u and "W_e in W_u" in self.detached else W
+            copied = (W is not W_u and "W_e in W_u" in self.detached) or (place and OF_MTP[1] in self.detached)
+            W = np.real(W) if copied else W
             if W.shape[-1] != d:
                 return np.full((self.R, W.shape[-2], X.value.shape[-1]), np.nan)
-            return self.product(self.use("u_square", "")(W), X.value)
+            return self.product(self.use("u_square", place)(W), X.value)
 
-        Y = self.line(Key("", algorithm, "return", "W_u X"), logits, [X])
+        Y = self.line(Key(place, algorithm, "return", "W_u X"), logits, [X])
 
         def then(what: str, slot: str, f: Callable[[Any], Any] | None) -> None:
             nonlocal Y
-            self.use(slot, "", Key("", algorithm, "return"))
+            self.use(slot, place, Key(place, algorithm, "return"))
             if f is not None:
 
                 def thunk(before: Any = Y.value) -> Any:
-                    self.use(slot, "")
+                    self.use(slot, place)
                     return self.rounded(f(before))
 
-                Y = self.line(Key("", algorithm, "return", what), thunk, [Y])
+                Y = self.line(Key(place, algorithm, "return", what), thunk, [Y])
 
-        scale, more, c = (self.use(slot, "", Y.key) for slot in ("unembed_scale", "unembed_bias", "cap"))
+        scale, more, c = (self.use(slot, place, Y.key) for slot in ("unembed_scale", "unembed_bias", "cap"))
         b = self.p("b_u")
         then("scaled", "unembed_scale", (lambda Y: scale(d) * Y) if scale(d) != 1 else None)
-        then("W_u X + b_u", "u_bias", None if b is None else lambda Y: Y + self.use("u_bias", "") * b[..., None])
+        then("W_u X + b_u", "u_bias", None if b is None else lambda Y: Y + self.use("u_bias", place) * b[..., None])
         then("W_u X + b", "unembed_bias", None if more is None else lambda Y: Y + more)
         then("capped", "cap", None if c is None else lambda Y: c * np.tanh(Y / c))
         logit = self.logits = Y.value
 
         def probabilities() -> Any:
-            axis = self.use("last_softmax", "")
+            axis = self.use("last_softmax", place)
             if axis == "sigmoid":
                 return 1 / (1 + np.exp(-logit))
             if axis == "sum of tokens":
@@ -307,8 +312,8 @@ class Parts(Run):
             P = softmax(P, (-2,)) if axis == "twice" else P
             return self.off(P, P * (2 + np.abs(logit))) if self.epsilon else P
 
-        P = self.line(Key("", algorithm, "return"), probabilities, [Y], forms=(("log P", np.log, np.exp),)).value
+        P = self.line(Key(place, algorithm, "return"), probabilities, [Y], forms=(("log P", np.log, np.exp),)).value
         self.log_P = np.log(np.where(np.real(P) <= 0, 1e-300, P))
-        if self.name("last_softmax", "") == "vocabulary":
+        if self.name("last_softmax", place) == "vocabulary":
             E = logit - np.real(logit).max(-2, keepdims=True)
             self.log_P = E - np.log(np.exp(E).sum(-2, keepdims=True))

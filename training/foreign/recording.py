@@ -117,6 +117,8 @@ def _coarsest(dtypes: Iterable[str]) -> str:
 def record_torch(call: Callable[[], Any], model: Any = None, *, optimizer: Any = None) -> Recording:
     """Run `call()`, which returns an output, or an output and a loss, and record every operator, and gradients.
 
+    With a second head, the output is a tuple: the logits of both.
+
     `model`: whose parameters and gradients are kept; `optimizer`: makes one step with the gradients.
     """
     recording = _torch_pass(call)
@@ -213,13 +215,14 @@ def _torch_pass(call: Callable[[], Any]) -> Any:
     given: tuple[Any, Any] = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     output, recording.graph = given
     got = sorted(output) if isinstance(output, dict) else type(output).__name__
-    if not isinstance(output, torch.Tensor):
+    outputs: tuple[Any, ...] = output if isinstance(output, tuple) and output is not result else (output,)
+    if not all(isinstance(of, torch.Tensor) for of in outputs):
         raise GlueError(f"record_torch: expected call() to return logits, or logits and a loss, as tensors; got {got}")
     if isinstance(recording.graph, torch.Tensor) and recording.graph.numel() != 1:
         shape = list(recording.graph.shape)
         raise GlueError(f"record_torch: expected a loss that is one number, got the shape {shape}; return its sum")
-    recording.outputs = [_from_torch(output)]
-    recording.dtype = str(given[0].dtype).removeprefix("torch.")
+    recording.outputs = list(map(_from_torch, outputs))
+    recording.dtype = str(outputs[0].dtype).removeprefix("torch.")
     recording.loss = None if recording.graph is None else float(recording.graph.detach())
     return recording
 

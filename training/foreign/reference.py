@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .catalogue import SLOTS, choice
+from .catalogue import choice
 from .recurrence import Recurrence
 from .run import Choices, Key, Named, StopRun
 
@@ -172,9 +172,36 @@ class Reference(Recurrence):
         X = self.embed(x, 10, "2")
         self.inputs = self._layer_inputs(x, X.value)
         mask = causal & self._together(len(x)) & _unpadded(len(x), len(x), self.case.inputs.get("length"))
-        X = self._layers("l", X, self.case.sizes["L"], 10, ("6", "5", "8", "7"), mask, "norm_first")
-        X = self._projected(self.norm("10", X, ("gamma", "beta")), 10)
-        self.unembed(self.norm("11", X, ("gamma_f", "beta_f")), 10)
+        before = self._layers("l", X, self.case.sizes["L"], 10, ("6", "5", "8", "7"), mask, "norm_first")
+        X = self._last(before, "", [("gamma", "beta")])
+        self.unembed(X, 10)
+        if "mtp/W_m" in self.theta:
+            self._second_head(x, (X, before), mask)
+
+    def _last(self, X: Named, place: str, norms: list[tuple[str, str]]) -> Named:
+        """Line 10 of Algorithm 10, and what some decoders have behind it; `norms`: the names of γ and β, and others."""
+        X = self._projected(self.norm(f"{place}10", X, norms[0], norms), 10, place)
+        return self.norm(f"{place}11", X, ("gamma_f", "beta_f"))
+
+    def _second_head(self, x: Sequence[int], of_model: tuple[Named, Named], mask: Any) -> None:
+        """The head for the token after the next; `of_model`: X of line 10, and X before it."""
+        y, kx = self.use("mtp_token", "mtp", Key("mtp", 1, "return"))(x), Key("mtp", 10, "10", "X[:, t < ℓ]")
+        X, l = of_model[self.use("mtp_reads", "mtp", kx)], len(y)
+        X = self.line(kx, lambda: X.value[..., :l], [X])
+        norms = [(f"mtp/gamma_{of}", f"mtp/beta_{of}") for of in "ex"]
+        e = self.norm("mtp/e", self.embed(y, 10, "2", "mtp"), norms[0], norms)
+        X = self.norm("mtp/x", X, norms[1], norms)
+
+        def both() -> Any:
+            W_m, d = self.need("mtp/W_m"), X.value.shape[-2]
+            first, second = self.use("mtp_order", "mtp")(e.value, X.value)
+            return self.sum(self.product(W_m[..., :d], first), self.product(W_m[..., d:], second))
+
+        X = self.line(Key("mtp", 10, "10", "W_m [norm(e); norm(X)]"), both, [e, X])
+        X = self._layers("mtp", X, 1, 10, ("6", "5", "8", "7"), mask[:l, :l], "norm_first")
+        first = self.logits, self.log_P
+        self.unembed(self._last(X, "mtp/", [("mtp/gamma", "mtp/beta"), ("gamma", "beta")]), 10, "mtp")
+        self.log_P_mtp, (self.logits, self.log_P) = self.log_P, first
 
     def _together(self, l: int) -> Any:
         """The mask of tokens of the same document."""
@@ -189,18 +216,19 @@ class Reference(Recurrence):
         X = self.extra_norm("9", self.norm("9", X, ("gamma_enc", "beta_enc")), 9, "9")
         self.unembed(self.norm("11", self._projected(X, 9), ("gamma", "beta")), 9)
 
-    def _projected(self, X: Named, algorithm: int) -> Named:
+    def _projected(self, X: Named, algorithm: int, place: str = "") -> Named:
         """Line 10 of Algorithm 9, which some decoders have, too; X where θ has no W_f."""
         W_f, b_f, of = self.p("W_f"), self.p("b_f"), X
-        key = Key("10", algorithm, "10", "f(W_f X + b_f)" if algorithm == 10 else "")
-        if W_f is None or not self.use("head", "10", key):
+        place += "10"
+        key = Key(place, algorithm, "10", "f(W_f X + b_f)" if algorithm == 10 else "")
+        if W_f is None or not self.use("head", place, key):
             return X
         U = self.line(
-            Key("10", algorithm, "10", "W_f X + b_f"),
-            lambda: self.linear(W_f, b_f, of.value, "f_bias", "10", "f_square"),
+            Key(place, algorithm, "10", "W_f X + b_f"),
+            lambda: self.linear(W_f, b_f, of.value, "f_bias", place, "f_square"),
             [of],
         )
-        return self.line(key, lambda: self._activated("10", U.value, ""), [U])
+        return self.line(key, lambda: self._activated(place, U.value, ""), [U])
 
     def _ed_transformer(self) -> None:
         z, x, sizes = self.case.inputs["z"], self.case.inputs["x"], self.case.sizes
@@ -236,17 +264,15 @@ class Reference(Recurrence):
         self.unembed(X, 8)
         self.pending = []
 
-    def loss(self, name: str) -> Any:
-        """The loss of Algorithm 11, 12 or 13, by the choice with a name."""
+    def loss(self, name: str, mtp: str = "") -> Any:
+        """The loss of Algorithm 11, 12 or 13, by the choices with a name; `mtp`: of a second head, "" for the run's."""
         slot = "masked_loss" if self.case.algorithm == 9 else "loss"
         inputs = self.case.inputs
         labels = inputs["labels"] if "labels" in inputs else inputs["x"][: inputs.get("length")]
-        return choice(slot, name).do(self.log_P, np.asarray(labels), inputs.get("masked", ()))
-
-    def losses(self) -> dict[str, Any]:
-        """The loss by every choice."""
-        slot = "masked_loss" if self.case.algorithm == 9 else "loss"
-        return {name: self.loss(name) for name in SLOTS[slot]}
+        loss = choice(slot, name).do(self.log_P, np.asarray(labels), inputs.get("masked", ()))
+        if self.log_P_mtp is not None:
+            loss = loss + choice("mtp_loss", mtp or self.name("mtp_loss", "")).do(self.log_P_mtp, np.asarray(labels))
+        return loss
 
 
 def _unpadded(l_z: int, l_x: int, length: int | None) -> Any:

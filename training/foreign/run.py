@@ -144,6 +144,7 @@ class Run:
         self.kept: dict[str, tuple[Named, Named]] = {}  # keys and values of every attention before
         self.of_sums: dict[str, tuple[str, str]] = {}  # the names of γ and β by which the next sums are normalized
         self.inputs: Any = None  # [R, L, d, l], of every layer
+        self.log_P_mtp: Any = None  # of the head for the token after the next
         self.pending: list[str] = []  # of a run that ends before: the lines that a later one would have read
         self.misses = self.taken_over = 0
         if self.like is not None:

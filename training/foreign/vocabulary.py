@@ -18,10 +18,13 @@ NUMBERS = {"scale": "scale", "score_cap": "cap", "clip": "clip", "delta_min": "d
 OF_EXPERTS = ("k", "scores", "renormalized", "factor", "weighted", "groups", "chosen_groups", "best")
 WITHOUT_GAMMA = ("norm_gamma@l*/5", "norm_gamma@l*/7", "norm_gamma@10")
 """The norms of Algorithm 10, where they have no γ."""
+OF_MTP = ("norm_gamma@mtp/e", "norm_gamma@mtp/x")
+"""Two more of a head for the token after the next."""
 PAIRS = {"halves": "halves", "neighbors": "neighbours"}
 KEPT = {"self_attention": "", "attention": "", "heads": "", "groups": "", "relative": "", "mlp": "", "cross_attention": "e_d/",
         "experts": "experts/", "shared": "shared/", "index": "index/", "recurrence": "recurrence/", "context": "context/", "norm": "",
-        "end": "end/", "layer_inputs": "inputs/", "norms": "norms/", "router": "router/", "inputs": "inputs/", "outputs": "outputs/"}  # fmt: skip
+        "end": "end/", "layer_inputs": "inputs/", "norms": "norms/", "router": "router/", "inputs": "inputs/", "outputs": "outputs/",
+        "mtp": "mtp/"}  # fmt: skip
 NORMS = {
     "embedding_norm": "_e",
     "encoder_norm": "_enc",
@@ -30,8 +33,10 @@ NORMS = {
     "norm_q": "_cq",
     "norm_c": "_c",
     "norm_k": "_k",
+    "norm_e": "_e",
+    "norm_x": "_x",
 }
-STACKS = {"layers": "l", "encoder": "enc", "decoder": "dec"}
+STACKS = {"layers": "l", "encoder": "enc", "decoder": "dec", "mtp": "mtp"}
 
 
 def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
@@ -50,7 +55,7 @@ def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
     factor = {True: "√d_e", "bfloat16": "√d_e in bfloat16"}.get(e.scaled, _numbers(e.factor))
     found |= {"embedding_scale": factor} if factor != "1" else {}
     found |= {"residual": f"X + {variant.residual_factor:g} A"} if variant.residual_factor != 1 else {}
-    found |= dict.fromkeys(WITHOUT_GAMMA, "none") if not norm.gamma else {}
+    found |= dict.fromkeys(WITHOUT_GAMMA + OF_MTP * bool(variant.mtp), "none") if not norm.gamma else {}
     found |= {"norm_gamma@embedding": "none"} if e.normalized and not norm.gamma else {}
     order = variant.orders[0] if len(variant.orders) == 1 else None
     parallel = {"side_by_side": "yes", "one_norm": "one norm"}.get(order or "")
@@ -66,6 +71,7 @@ def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
     scale = "1/√d_e" if u.tied and u.scaled else _numbers(u.factor)
     found |= {"unembed_scale": scale} if scale != "1" else {}
     found |= {"cap": f"{u.cap:g}"} if u.cap else {}
+    found |= {"mtp_loss": f"{variant.mtp.weight:g} sum"} if variant.mtp else {}
     mixers = [part for a in variant.attentions for part, _ in a.parts()]
     recurrences = [a for a in mixers if type(a).__name__ in IN_PLACE_OF_HEADS]
     epsilon = next((a.norm.epsilon for a in recurrences if getattr(a, "norm", None)), None)
@@ -75,9 +81,16 @@ def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
     for slot in dict.fromkeys(slot for line in lines for slot in line):
         names = [line.get(slot) for line in lines]
         each = {f"{slot}@l{l + 1}/{5 if algorithm == 9 else 6}": names[l % len(names)] for l in range(L)}
+        each |= {f"{slot}@mtp1/6": _attention(variant.of_mtp.attentions[0], 10).get(slot)} if variant.mtp else {}
         of_attentions = {n for n, a in zip(names, variant.attentions, strict=True) if a not in recurrences}
         found |= {slot: of_attentions.pop()} if len(of_attentions) == 1 and of_attentions != {None} else each
+    if variant.mtp:  # what holds of a layer, or behind the layers, holds of the head's
+        found = {re.sub(r"@(l\*|(?=10|embedding))", _of_mtp, scope): name for scope, name in found.items()} | found
     return {scope: name for scope, name in found.items() if name is not None}
+
+
+def _of_mtp(match: re.Match[str]) -> str:
+    return "@mtp1" if match[1] else "@mtp/"
 
 
 def _numbers(*factors: float) -> str:
@@ -149,6 +162,7 @@ def paper_name(path: str) -> str:
 
     "layers[0].attention.heads[1].W_q" → "l1/W_q"; "decoder[1].mlp.W_mlp1" → "dec2/W_mlp3".
     """
+    path = path.replace("mtp.layers[0]", "mtp[0]")
     *parts, leaf = re.sub(r"\[\d+\]", "", path).split(".")
     stack, prefix, suffix = STACKS.get(path.partition("[")[0], ""), "", ""
     for part in parts[1:] if stack else parts:

@@ -25,6 +25,7 @@ from training.foreign.diagnose import ERRORS
 from training.foreign.making import EDGES, make_case, of_library, oracle_lines, write_case
 from training.foreign.reference import Reference, gradient
 from training.interchange import load_pretrained
+from training.oracle import family
 
 torch, _ = libraries()
 
@@ -48,13 +49,15 @@ def test_edge_cases_have_the_oracles_lines(edge, tmp_path):
 
 @pytest.mark.parametrize(("edge", "variant"), [
     ("padding", "BERT"), ("several sequences", "LLAMA"), ("packed documents", "LLAMA"), ("far positions", "QWEN3"),
-    ("window", "QWEN2"), ("tied", "LLAMA"),
+    ("window", "QWEN2"), ("tied", "LLAMA"), ("second head", "QWEN3_NEXT"),
+    *(pytest.param("second head", name, marks=pytest.mark.thorough) for name in ("NANOCHAT", "GLM5", "ETTIN")),
     *(pytest.param("padding", name, marks=pytest.mark.thorough) for name in ("T5", "MODERNBERT")),
 ])  # fmt: skip
 def test_edge_cases_of_variants_have_the_oracles_lines(edge, variant):
     case = make_case(edge=edge, variant=variant)
     assert oracle_lines(case)
-    assert {"length", "z_length", "sequences", "positions"} & set(case.inputs) or edge in ("window", "tied")
+    is_of_lines = edge in ("window", "tied", "second head")
+    assert {"length", "z_length", "sequences", "positions"} & set(case.inputs) or is_of_lines
 
 
 @pytest.mark.parametrize("algorithm", [8, 9])
@@ -115,13 +118,15 @@ def test_lines_that_a_trial_takes_over_are_as_in_a_whole_run(algorithm):
     assert taken_over > 50
 
 
-@pytest.mark.parametrize("algorithm", [8, 9, 10])
-def test_gradients_are_the_oracles(algorithm):
-    case = make_case(algorithm, **TINY)
+@pytest.mark.parametrize(("algorithm", "edge"), [(8, ""), (9, ""), (10, ""), (10, "second head")])
+def test_gradients_are_the_oracles(algorithm, edge):
+    case = make_case(algorithm, edge=edge, **TINY)
     theta = oracle.unstack(of_library(case))
     x = case.inputs["x"]
     loss = {8: lambda theta: oracle.ed_loss(case.inputs["z"], x, theta), 10: lambda theta: oracle.d_loss(x, theta),
             9: lambda theta: oracle.e_loss(case.inputs["labels"], x, theta)}[algorithm]  # fmt: skip
+    if edge:
+        loss = lambda theta: oracle.d_loss(x, theta) + 0.3 * sum(family.mtp_losses(x, theta, algorithms.PAPER))  # noqa: E731
     assert np.isclose(float(np.real(Reference(case).go().loss("sum")[0])), float(loss(theta)), rtol=1e-12)
     mine, theirs = gradient(case, "sum"), oracle.flatten(oracle.complex_step_gradient(loss, theta))
     # the oracle's arrays are per head; both flat lists hold the same numbers

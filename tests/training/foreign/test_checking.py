@@ -84,6 +84,31 @@ def test_a_mistake_is_named_where_it_is(wrong, told):
     assert [(d.algorithm, d.line, d.where, d.text) for d in report.departures] == told
 
 
+SECOND_HEAD = [
+    ({}, {}),
+    ({"rolled": True}, {}),
+    ({"norms": "exchanged"}, {(6, "return"): "it has the γ, β of the norm before"}),
+    ({"norms": "X"}, {(6, "return"): "there is no norm here"}),
+    ({"norms": "last"}, {(6, "return"): "it has the γ, β of the norm before"}),
+    ({"before": True}, {(10, "10"): "the second head reads X before the last norm"}),
+    ({"order": True}, {(10, "10"): "W_m multiplies X above e, not e above X"}),
+    ({"shift": 0}, {(1, "return"): "the second head embeds x[t], not x[t+1]"}),
+    ({"shift": 2, "rolled": True}, {(1, "return"): "the second head embeds x[t+2], not x[t+1]"}),
+    ({"tied": "second"}, {(10, "return"): "W_u is W_eᵀ (tied)"}),
+    ({"labels": 1}, {(13, "5"): "the second head's loss is 0.3 times the sum of −log P[x[t+1], t]"}),
+    ({"second head": 1.0}, {(13, "5"): "the second head's loss is 1 times the sum of −log P[x[t+2], t]"}),
+    ({"second head": 0.0}, {(13, "5"): "the second head's loss is 0 times the sum of −log P[x[t+2], t]"}),
+    ({"copies": True}, {(13, "6"): "what W_e and W_u get from the second head, which has copies of them, is missing"}),
+]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("wrong", "told"), SECOND_HEAD)
+def test_a_mistake_in_a_second_head_is_named(wrong, told):
+    departures, report = found(decoder(**{"second head": 0.3, **wrong}), edge="second head")
+    assert departures == told, report
+
+
 def test_values_that_are_shared_otherwise_than_keys_are_named():
     """No choice of keys and values together explains them, so that a walk that tries these goes in a circle."""
     assert not found(decoder(), edge="grouped heads")[0]
