@@ -43,11 +43,11 @@ def test_tokens_are_those_of_algorithm_14(name, tau):
         drafter.answer([requests[0]._replace(l_gen=requests[0].l_gen + 1)])
 
 
-PENALTIES = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "presence_penalty": 0.5, "frequency_penalty": 0.3}
+PENALTIES = {"repetition_penalty": 1.1, "no_repeat_ngram_size": 4, "presence_penalty": 0.2, "frequency_penalty": 0.1}
 
 
 @pytest.mark.end_to_end
-@pytest.mark.parametrize("sampling", [{"eos": (11, 5)}, {"eos": (11, 5), **PENALTIES, "logit_bias": {3: 1.0, 4: -9.0}}])
+@pytest.mark.parametrize("sampling", [{"eos": (11, 5)}, {"eos": (11, 5), **PENALTIES, "logit_bias": {2: 3.0, 4: -9.0}}])
 def test_ends_first_tokens_penalties_and_likelihoods_are_those_without_drafts(sampling):
     drafter = drafter_of("PAPER")
     _, requests = requests_of(drafter, 0.8, cases.key(2), top_p=0.5, **sampling)
