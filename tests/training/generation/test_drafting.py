@@ -44,13 +44,14 @@ def test_tokens_are_those_of_algorithm_14(name, tau):
 
 
 PENALTIES = {"repetition_penalty": 1.1, "no_repeat_ngram_size": 4, "presence_penalty": 0.2, "frequency_penalty": 0.1}
+PENALTIES["logit_bias"] = {3: 3.0, 7: 3.0, 4: -9.0}
 
 
 @pytest.mark.end_to_end
-@pytest.mark.parametrize("sampling", [{"eos": (11, 5)}, {"eos": (11, 5), **PENALTIES, "logit_bias": {2: 3.0, 4: -9.0}}])
+@pytest.mark.parametrize("sampling", [{"top_p": 0.5}, {"top_p": 0.9, **PENALTIES}])
 def test_ends_first_tokens_penalties_and_likelihoods_are_those_without_drafts(sampling):
     drafter = drafter_of("PAPER")
-    _, requests = requests_of(drafter, 0.8, cases.key(2), top_p=0.5, **sampling)
+    _, requests = requests_of(drafter, 0.8, cases.key(2), eos=(11, 5), **sampling)
     requests = [request._replace(begins=np.arange(drafter.config.N_V) % 2 == 0) for request in requests]
     expected = Generator(drafter.theta, drafter.config).answer(requests)
     columns = np.stack([*expected.columns()], axis=1)
