@@ -139,9 +139,7 @@ def is_repeated(run: Reference, visit: str) -> bool:
     value = run.lines[visit].value[0]
     for other in itertools.takewhile(lambda other: other != visit, run.lines):
         earlier = run.lines[other].value[0]
-        if earlier.shape[:-1] != value.shape[:-1] or earlier.shape[-1] < value.shape[-1]:
-            continue
-        if np.allclose(earlier[..., : value.shape[-1]], value, rtol=1e-5):  # or of its first tokens
+        if earlier.shape == value.shape and np.allclose(earlier, value, rtol=1e-5):
             return True
     return False
 

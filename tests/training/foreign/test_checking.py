@@ -93,7 +93,7 @@ SECOND_HEAD = [
     ({"before": True}, {(10, "10"): "the second head reads X before the last norm"}),
     ({"order": True}, {(10, "10"): "W_m multiplies X above e, not e above X"}),
     ({"shift": 0}, {(1, "return"): "the second head embeds x[t], not x[t+1]"}),
-    ({"shift": 2, "rolled": True}, {(1, "return"): "the second head embeds x[t+2], not x[t+1]"}),
+    ({"shift": 2}, {(1, "return"): "the second head embeds x[t+2], not x[t+1]"}),
     ({"tied": "second"}, {(10, "return"): "W_u is W_eᵀ (tied)"}),
     ({"labels": 1}, {(13, "5"): "the second head's loss is 0.3 times the sum of −log P[x[t+1], t]"}),
     ({"second head": 1.0}, {(13, "5"): "the second head's loss is 1 times the sum of −log P[x[t+2], t]"}),
