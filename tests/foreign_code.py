@@ -25,15 +25,21 @@ class Block(nn.Module):
     def forward(self, X):
         B, T, d = X.shape
         normed = X if self.wrong.get("post") else self.ln1(X)
-        q, k, v = (a.view(B, T, -1, d // self.H).transpose(1, 2) for a in self.qkv(normed).split(self.widths, dim=-1))
+        projections = (
+            self.qkv(normed).split(self.widths, dim=-1)
+            if "unnormalized" not in self.wrong
+            else [
+                nn.functional.linear(X if n in self.wrong["unnormalized"] else normed, W, b)
+                for n, W, b in zip(
+                    "qkv", self.qkv.weight.split(self.widths), self.qkv.bias.split(self.widths), strict=True
+                )
+            ]
+        )
+        q, k, v = (a.view(B, T, -1, d // self.H).transpose(1, 2) for a in projections)
         times = q.shape[1] // k.shape[1]
         k, v = (a.repeat(1, times, 1, 1) if how else a.repeat_interleave(times, 1)
                 for a, how in ((k, False), (v, self.wrong.get("values tiled"))))  # fmt: skip
         q, v = (v, q) if self.wrong.get("exchanged") else (q, v)
-        if "unnormalized" in self.wrong:
-            of_X = dict(zip("qkv", self.qkv(X).split(self.widths, dim=-1), strict=True))
-            of_X = {n: a.view(B, T, -1, d // self.H).transpose(1, 2) for n, a in of_X.items()}
-            q, k, v = (of_X[n] if n in self.wrong["unnormalized"] else a for n, a in zip("qkv", (q, k, v), strict=True))
         q, k, v = (self.wrong.get(n, lambda a: a)(a) for n, a in zip("qkv", (q, k, v), strict=True))
         k = k.detach() if self.wrong.get("detached") == "K" else k
         S = q @ k.transpose(-1, -2)

@@ -57,6 +57,9 @@ LOOK = 14
 UNKNOWN = 2
 """Number of departures without a name that end a walk: what follows would be guesses."""
 
+PAIRS = 4000
+"""Number of pairs of choices that are tried for a line."""
+
 ERRORS = (KeyError, ValueError, ZeroDivisionError, FloatingPointError, IndexError)
 """Exceptions that a choice may raise where it does not apply."""
 
@@ -127,6 +130,7 @@ class Diagnosis:
         )
         self.is_mixed = self.dtype == "float64" and "float32" in recording.dtypes
         self.taken: dict[str, Seen] = {}
+        self.cut: dict[str, str] = {}  # place → that not all pairs of choices were tried
         self.choices: dict[str, str] = {}
         self.departures: list[Departure] = []
         self.is_lost = False
@@ -436,7 +440,10 @@ class Diagnosis:
         local = [t for t in trials if t[0] != "rotation" and t[:2] in here]
         if not is_taken:
             local += [t for t in trials if t[0] in ("order", "extra_norm", "norm_here") and t not in local]
-        return [pair for pair in itertools.combinations(local, 2) if pair[0][0] != pair[1][0]][:4000]
+        pairs = [pair for pair in itertools.combinations(local, 2) if pair[0][0] != pair[1][0]]
+        if len(pairs) > PAIRS:
+            self.cut[place] = f"{place}: only {PAIRS} of {len(pairs)} pairs of choices were tried"
+        return pairs[:PAIRS]
 
     def _best(
         self,
@@ -687,15 +694,14 @@ class Diagnosis:
         place, uses = run.lines[ids[index]].key.place, [use for v in ids[start:index] for use in run.uses.get(v, ())]
         found = {v: match.tensors for v in ids[:index] if (match := run.lines[v].match) is not None}
         known = {_numbers_of(t) for tensors in found.values() for t in tensors}
-        forgotten = _forgotten(run, index)
-        for visit in [*(v for v in ids[index : index + 6] if run.lines[v].key.place == place), *forgotten]:
-            uses = [] if visit in forgotten else uses
-            uses = [use for use in dict.fromkeys([*uses, *run.uses.get(visit, ())]) if use in tried]
-            if visit in forgotten:
-                uses = [use for use in uses if use[0] in INSERTING]
-            before = (
-                found if visit not in forgotten else {v: of for v, of in found.items() if v in ids[: ids.index(visit)]}
-            )
+        here = [v for v in ids[index : index + 6] if run.lines[v].key.place == place]
+        for visit in [*here, *_forgotten(run, index)]:
+            of_line = [use for use in run.uses.get(visit, ()) if use in tried]
+            if visit in here:
+                uses, before = list(dict.fromkeys([*(use for use in uses if use in tried), *of_line])), found
+            else:
+                uses = [use for use in of_line if use[0] in INSERTING]
+                before = {v: of for v, of in found.items() if v in ids[: ids.index(visit)]}
             since = max((t.time for tensors in before.values() for t in tensors), default=-1)
             held_to = {v: seen for v, seen in pins.items() if v in before or v in self.taken}
             *_, rows, columns = run.lines[visit].value.shape

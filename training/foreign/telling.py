@@ -58,6 +58,11 @@ def told(walked: Any, run: Reference) -> Walk:
         ),
         *casts(run, walked.recording),
         *(["only the last token's logits are computed, and equal"] if is_last else []),
+        *(
+            text
+            for place, text in walked.cut.items()
+            if any(d.kind == "unknown" and d.is_at(place) for d in departures)
+        ),
         *([] if "empty" in {scope.partition("@")[0] for scope in walked.choices} else finite_masks(run)),
     ]
     return Walk(departures, dict(walked.choices), run, status, layouts, notes, walked.is_lost)

@@ -51,13 +51,11 @@ MISTAKES = [
         "the tokens are 2, 3, 5, 7, 11, 13, 1, not those of case.inputs",
     ),
     ({"unnormalized": "k"}, (4, "2"), "keys are of X, not of the normalized X̃"),
-    ({"unnormalized": "qv"}, (4, "1"), "queries and values are of X, not of the normalized X̃"),
     ({"v": lambda v: v.flip(1)}, (4, "return"), "heads have values in reverse"),
     ({"k": lambda k: k.roll(1, 1)}, (4, "4"), "heads have keys in another order: head h those of h − 1"),
     ({"v": lambda v: v[:, :1].expand_as(v)}, (4, "return"), "all heads have the first head's values"),
     ({"axis": 1, "fill": -1e9}, (4, "return"), "softmax is over the heads, and masked scores are a large number"),
     ({"embedded": 18**0.5}, (10, "2"), "the sum of token and position is multiplied by √d_e"),
-    ({"embedded": 0.7}, (10, "2"), "the sum of token and position is multiplied by 0.7"),
     ({"behind": lambda X: X * 0.5**0.5}, (10, "8"), "the sum is multiplied by √½"),
     ({"not loaded": "blocks.{l}.fc.bias"}, (10, "8"), "fc.bias, which holds nothing of θ: load it"),
 ]
