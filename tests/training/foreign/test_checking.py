@@ -51,6 +51,7 @@ MISTAKES = [
         "the tokens are 2, 3, 5, 7, 11, 13, 1, not those of case.inputs",
     ),
     ({"unnormalized": "k"}, (4, "2"), "keys are of X, not of the normalized X̃"),
+    ({"unnormalized": "qv"}, (4, "1"), "queries and values are of X, not of the normalized X̃"),
     ({"v": lambda v: v.flip(1)}, (4, "return"), "heads have values in reverse"),
     ({"k": lambda k: k.roll(1, 1)}, (4, "4"), "heads have keys in another order: head h those of h − 1"),
     ({"v": lambda v: v[:, :1].expand_as(v)}, (4, "return"), "all heads have the first head's values"),
