@@ -59,8 +59,13 @@ def positional_embedding(l: int, W_p: Array) -> Array:
 
 
 def sinusoidal_positional_embedding(d_e: int, l_max: int) -> Array:
-    """Return the hard-coded W_p [d_e, l_max] given beside Algorithm 2, whose t and i start at 1."""
-    assert d_e % 2 == 0, "rows come in pairs (sin, cos)"
+    """Return the hard-coded W_p [d_e, l_max] given beside Algorithm 2, whose t and i start at 1.
+
+    Raises:
+        ValueError: if d_e is odd, for which the paper leaves the last row undefined.
+    """
+    if d_e % 2:
+        raise ValueError(f"d_e must be even, for rows come in pairs (sin, cos), but it is {d_e}")
     W_p = np.empty((d_e, l_max))
     for t in range(1, l_max + 1):
         for i in range(1, d_e // 2 + 1):
@@ -86,9 +91,13 @@ def attention(X: Array, Z: Array, W_qkv: Any, mask: Array) -> Array:
     """Return Algorithm 4: one head's attention of X to Z, V_tilde [d_out, l_x].
 
     A column of the mask without a True, for which the paper's formula is 0/0, gives a column of zeros.
+
+    Raises:
+        ValueError: if the mask has another shape.
     """
     l_x, l_z = X.shape[1], Z.shape[1]
-    assert np.shape(mask) == (l_z, l_x)
+    if np.shape(mask) != (l_z, l_x):
+        raise ValueError(f"mask must have the shape [l_z, l_x] = {(l_z, l_x)}, but has {np.shape(mask)}")
     d_attn = W_qkv.W_q.shape[0]
     Q = W_qkv.W_q @ X + np.outer(W_qkv.b_q, np.ones(l_x))  # line 1
     K = W_qkv.W_k @ Z + np.outer(W_qkv.b_k, np.ones(l_z))  # line 2

@@ -29,10 +29,15 @@ def tempered(p: Array, tau: float) -> Array:
 
 
 def draw(q: Array, i: int, tau: float, sample: Sample | None) -> int:
-    """Draw a token ID from q at step i, from 0; at temperature 0 there is nothing to draw and sample is not called."""
+    """Draw a token ID from q at step i, from 0; at temperature 0 there is nothing to draw and sample is not called.
+
+    Raises:
+        ValueError: if there is something to draw and sample is None.
+    """
     if tau == 0:
         return int(np.argmax(q))
-    assert sample is not None
+    if sample is None:
+        raise ValueError(f"sample may be None only at tau = 0, but tau is {tau}")
     return int(sample(q, i))
 
 

@@ -128,7 +128,8 @@ def before(X: Array, norm: Any, order: str, line: Any) -> Array:
     document 000); norm_last: norm(X + norm_out(f(X))) (Vaswani et al. 2017; document 003, section 12.6); no_norm: X +
     norm_out(f(X)).
     """
-    assert order in ("norm_first", "norm_last", "no_norm")
+    if order not in ("norm_first", "norm_last", "no_norm"):
+        raise ValueError(f"order must be norm_first, norm_last or no_norm, but is {order}")
     return normalize(X, norm, line) if order == "norm_first" else X
 
 
@@ -360,6 +361,9 @@ def mh_attention(X: Array, Z: Array, W: Any, mask: Array, line: Any, **where: An
     (None or c: queries, keys and values are cut to [-c, c]), normalize_heads (None or a norm), heads_together (one norm
     of all heads), positions_first (these norms follow the positions, HunYuan); or one of `IN_PLACE_OF_HEADS`; or
     Parallel, an attention and one of these (Zuo et al. 2025, "Falcon-H1"); or one with "own"; `where`: x_positions; z_positions; bidirectional; distances?.
+
+    Raises:
+        ValueError: if the line is of another kind.
     """
     kind = type(line).__name__
     if hasattr(line, "own"):
@@ -371,7 +375,8 @@ def mh_attention(X: Array, Z: Array, W: Any, mask: Array, line: Any, **where: An
         return IN_PLACE_OF_HEADS[kind](X, W, mask, line)
     if kind == "Latent":
         return latent_attention(X, Z, W, mask, line, where["x_positions"], where["z_positions"])
-    assert kind == "Attention"
+    if kind != "Attention":
+        raise ValueError(f"expected a line that the oracle has, got {kind}")
     heads = []
     for h in range(len(W.heads)):  # line 1
         gate = 1.0 if part(W, "W_g") is None else sigma(W.W_g[h] @ X)

@@ -66,6 +66,9 @@ def unstack(theta: Any, places: Mapping[str, Places] | None = None, is_whole: Is
 
     `places`: where a name stands for several stacks, the stack of each layer and its row there; `is_whole`: whether a
     part of layer l, such as "attention", keeps its own types and the axes of its heads.
+
+    Raises:
+        ValueError: if the arrays of a stack disagree about its axis, or there is none.
     """
     named = fields(theta)
     if named is None:
@@ -103,8 +106,10 @@ def unstack_heads(heads: Any) -> dict[str, Any]:
 
 def rows_of(theta: Any) -> int:
     """Return the length of the leading axis of all arrays of a tree."""
-    (length,) = {len(W) for W in flatten(theta).values()}
-    return length
+    lengths = {path: W.shape[:1] for path, W in flatten(theta).items()}
+    if len(set(lengths.values())) != 1 or () in lengths.values():
+        raise ValueError(f"stacked arrays must have one and the same leading axis, but have {lengths}")
+    return next(iter(lengths.values()))[0]
 
 
 def row_of(theta: Any, i: int) -> Any:

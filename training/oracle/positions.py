@@ -16,13 +16,18 @@ from .components import Array
 
 Positions = Sequence[int] | Array
 
-KINDS = ("NoneType", "Rotary", "TransformerXL", "Distances", "ALiBi", "Temperature")
+KINDS = ("Rotary", "TransformerXL", "Distances", "ALiBi", "Temperature")
 
 
-def kind_of(positions: Any) -> str:
-    """Return the name of the kind of positions; "NoneType": there are none."""
-    kind = type(positions).__name__
-    assert kind in KINDS, kind
+def kind_of(positions: Any) -> str | None:
+    """Return the name of the kind of positions; None: there are none.
+
+    Raises:
+        ValueError: if they are of another kind.
+    """
+    kind = None if positions is None else type(positions).__name__
+    if kind not in (None, *KINDS):
+        raise ValueError(f"expected positions of a kind {', '.join(KINDS)}, got {kind}")
     return kind
 
 
@@ -99,8 +104,12 @@ def rotary_frequencies(d: int, base: float, scaling: Any) -> tuple[list[float], 
 
     `d`: number of rotated rows, even; `scaling`: None, or a record of the kind Linear, Llama3 or Yarn. Result:
     Frequencies [d / 2], and what multiplies cosines and sines.
+
+    Raises:
+        ValueError: if d is odd, or the scaling unknown.
     """
-    assert d % 2 == 0, "rotated rows come in pairs"
+    if d % 2:
+        raise ValueError(f"rotated rows come in pairs, but there are {d}")
     theta = [base ** (-2 * i / d) for i in range(d // 2)]
     if scaling is None:
         return theta, 1.0
@@ -109,8 +118,9 @@ def rotary_frequencies(d: int, base: float, scaling: Any) -> tuple[list[float], 
         return [theta_i / scaling.factor for theta_i in theta], 1.0  # Chen et al. 2023, "position interpolation"
     if kind == "Llama3":
         return llama3_frequencies(theta, scaling), 1.0
-    assert kind == "Yarn", kind
-    return yarn_frequencies(theta, base, scaling), yarn_attention_factor(scaling)
+    if kind == "Yarn":
+        return yarn_frequencies(theta, base, scaling), yarn_attention_factor(scaling)
+    raise ValueError(f"scaling must be Linear, Llama3 or Yarn, but is {kind}")
 
 
 def rotate(Y: Array, positions: Positions, rotary: Any, pairs: str | None = None) -> Array:
