@@ -101,7 +101,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
         ("scale dropped", "Attention.read", "Q", "scaled(Q, self.scale * Q.shape[1] ** 0.5)", "Q", 4, "4", "GPT_NEO", "4, line return: scale=1/√d"),
         ("norms of queries and keys dropped", "Attention._normalized", "return", "norm.of_heads(A, gamma, self.heads_together)", "A", 4, "4", "QWEN3", "4, line 1: qk_norm=none"),
         ("norm of values dropped", "Attention.read", "V", "self.normalize_values.of_heads(V, None)", "V", 4, "return", "GEMMA4", "4, line 3: it is not divided by √v"),
-        ("values that are keys behind their norm and positions", "Attention.read", "K", "(K, V) if self.keys_of is None else lent", "(K, self.normalize_values.of_heads(K, None) if self.keys_are_values else V) if self.keys_of is None else lent", 4, "return", "GEMMA4", "4, line 3: keys_as_values=behind"),
+        ("values that are keys behind their norm and positions", "Attention.read", "V", "of_heads(V, None)", "of_heads(self.positions.rotate(K, t_z) if self.keys_are_values else V, None)", 4, "return", "GEMMA4", "4, line return: keys_as_values=behind"),
         ("norm of what attention adds dropped", "Attention._computed", "V_tilde", "self.normalize_output(V_tilde, of_lines.norm_out)", "V_tilde", 10, "6", "GEMMA2", "6, line return: norm_here=missing"),
     ),
     "model/distances.py": (

@@ -163,8 +163,9 @@ class Attention(Parts):
     def _values_of(self, place: str, V: Named, K: Named) -> Named:
         """The values, normalized in some models; `K`: the keys, if these are also values."""
         is_normed, key = self.use("value_norm", place, V.key), Key(place, 4, "3", "normalized")
-        if K is not V and self.use("keys_as_values", place, key if is_normed else Key(place, 4, "return")):
-            V = K
+        # the norm of keys holds that of the values that they are, too, so that only the last line tells these from others
+        if K is not V and self.use("keys_as_values", place, Key(place, 4, "return")):
+            V, key = K, Key(place, 4, "3", "normalized keys")
         if not is_normed:
             return V
 
