@@ -126,7 +126,7 @@ def _compiled(package: ModuleType) -> Iterator[None]:
         with jax.disable_jit(False):
             return jitted(*arguments)
 
-    calls = {"_in_chunks": functools.partial(call, by_chunks), "_by_tokens": functools.partial(call, by_tokens)}
+    calls: Any = {"_in_chunks": functools.partial(call, by_chunks), "_by_tokens": functools.partial(call, by_tokens)}
     with mock.patch.multiple(module, **calls):
         yield
 
