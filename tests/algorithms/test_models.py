@@ -59,12 +59,12 @@ def gradient(**options):
     return jax.jit(jax.grad(functools.partial(loss, **options)))
 
 
-def on_a_mesh(mesh):
+def on_a_mesh(mesh, **options):
     def gradient_there(theta, x):
         with jax.set_mesh(mesh()):
             specs = alg.partition_specs(theta, mesh()), P("data")
             places = jax.tree.map(lambda spec: NamedSharding(mesh(), spec), specs)
-            return jax.device_get(gradient()(*jax.device_put((theta, x), places)))
+            return jax.device_get(gradient(**options)(*jax.device_put((theta, x), places)))
 
     return gradient_there
 
@@ -81,7 +81,7 @@ WAYS = {
     "computed again": gradient(remat=True),
     "unrolled": gradient(unroll=True),
     "a checkpoint": jax.jit(jax.grad(jax.checkpoint(loss))),
-    "a mesh": on_a_mesh(lambda: mesh_of(**SIZES)),
+    "a mesh": on_a_mesh(lambda: mesh_of(**SIZES), implementation="blockwise"),
     "a mesh of explicit axes": on_a_mesh(lambda: jax.make_mesh((2, 2, 2), tuple(SIZES))),
     "several models": of_several,
 }

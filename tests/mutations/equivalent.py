@@ -11,6 +11,7 @@ EQUIVALENT: dict[str, str] = {
     "model/distances.py: Distances.bucket, inside: away < exact → away <= exact": "exact + farther is exact there",
     "model/distances.py: Distances.keys, inside: -1 → 1": "there are two axes",
     "model/positions.py: Rotary.rotate, inside: t.size <= 8192 → t.size < 8192": "says which library computes",
+    "ops/attention/tiles.py: Scores.counted_from, inside: n - l_z → (l_z) - (n)": "counts from the end to the same place",
     "ops/linear.py: _backward_of_lookup, inside: n <= ONE_HOT_LIMIT → n < ONE_HOT_LIMIT": "says which of two ways computes",
 }
 """Name of an edit → why."""
