@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from algorithms.lines import MTP
 from algorithms.model.variants import VARIANTS
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.changes import ARCHITECTURES
@@ -126,10 +127,11 @@ def _observations(package: ModuleType, mutation: Planted, seed: int) -> Iterator
     if algorithm == 3:
         yield _one_by_one(package, seed)
         return
-    edge = {11: "padding", 12: "padding"}.get(algorithm, "")
+    edge = {11: "padding", 12: "padding", 13: "second head"}.get(algorithm, "")
     others = [] if mutation.variant else [(8, "PAPER"), (9, "PAPER"), (10, "GPT2")]
     for number, variant in dict.fromkeys([(n, mutation.variant or "PAPER"), *others]):
         record = with_numbers_that_matter(VARIANTS[variant])
+        record = record.but(mtp=MTP()) if edge == "second head" and number == n else record
         case = make_case(number, variant, seed, edge=edge if number == n else "", record=record)
         theta = parameters(package, case)
         if number == 9:
@@ -151,7 +153,10 @@ def _observations(package: ModuleType, mutation: Planted, seed: int) -> Iterator
 def parameters(package: ModuleType, case: Case) -> Any:
     """θ of a case as a package has it, in float64."""
     variants = importlib.import_module(f"{package.__name__}.model.variants").VARIANTS
-    theta = of_library(case, package, with_numbers_that_matter(variants[case.variant]))
+    record = with_numbers_that_matter(variants[case.variant])
+    if case.record.mtp:
+        record = record.but(mtp=importlib.import_module(f"{package.__name__}.lines").MTP())
+    theta = of_library(case, package, record)
     return jax.tree.map(lambda W: jnp.asarray(W, jnp.float64), theta)
 
 
@@ -169,7 +174,14 @@ def recorded(package: ModuleType, case: Case, theta: Any, options: Mapping[str, 
     padded = {name: jnp.asarray(case.inputs[name]) for name in ("z_length", "length") if name in case.inputs}
     how = {"implementation": "paper", **(padded if options is None else options)}
     function = functools.partial(package.REGISTRY[case.algorithm].function, *given, **how)
-    return record_jax(lambda theta: function(theta=theta), theta, parameters=theta)
+
+    def of_heads(theta: Any) -> Any:
+        if case.algorithm != 10 or theta.mtp is None:
+            return function(theta=theta)
+        X = package.mtp_hidden_state(package.d_hidden_state(*given, theta), jnp.roll(given[0], -1), theta)
+        return function(theta=theta), theta.variant.unembedding(X, theta)
+
+    return record_jax(of_heads, theta, parameters=theta)
 
 
 def _weighed(package: ModuleType, case: Case, theta: Any) -> Recording:

@@ -65,7 +65,11 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
         ("the same masks in all epochs", "e_training.theta_hat.theta_i", "x_n", "jax.random.fold_in(jax.random.fold_in(key, i), n)", "jax.random.fold_in(key, n)", 12, "5", None, "12, line 5: other tokens are masked than the draws say: number 2, 5"),
         ("padding masked", "e_training.theta_hat.theta_i", "7", "(x_tilde == mask) & (t < l)", "x_tilde == mask", 12, "7", None, "12, line 7: padding that is masked is predicted, too"),
         ("target already masked", "e_training.theta_hat.theta_i.loss", "9", "theta, x_n", "theta, x_tilde", 12, "9", None, "12, line 9: masked_loss=mask token"),
+        ("weight of the second head's loss dropped", "d_training.theta_hat.theta_i.loss", "loss", "weight * mtp_token_losses", "mtp_token_losses", 13, "6", None, "13, line 5: mtp_loss=1 sum"),
         ("padding in the loss", "d_training.theta_hat.theta_i.loss", "5", "t + 1 < l", "t < l", 13, "5", None, "13, line 5: loss=wrapped, sum"),
+    ),
+    "mtp.py": (
+        ("halves of W_m exchanged", "mtp_columns", "return", "[e, f.layer_norm(X, head.norm_x)]", "[f.layer_norm(X, head.norm_x), e]", 13, "6", None, "10, line 10: mtp_order=[X; e]"),
     ),
     "alg14_inference.py": (
         ("column off by one", "d_inference.x_y", "4", "l + i - 1", "l + i - 2", 14, "4", None, "14, line 5: sampling=column before"),

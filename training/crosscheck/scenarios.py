@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, ModuleType, SimpleNamespace
@@ -11,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from algorithms.model.variants import PAPER
 from training import oracle
+from training.oracle import family
 
 from .models import drawn
 from .records import OracleRecord
@@ -239,6 +242,14 @@ class Scenarios:
         theta = self._theta("D", self.small)
         x, lengths, xs = self._data(self.small.l_x)
         yield from self._training(13, (x, theta), (xs, theta), code_options={"length": jnp.asarray(lengths)})
+        head = importlib.import_module(f"{self.package.__name__}.lines").MTP(weight=0.7)
+        theta = self._theta("D", self.small, variant=self.package.PAPER.but(mtp=head))
+
+        def further(x: Any, theta: Any) -> Any:
+            return head.weight * sum(family.mtp_losses(x, theta, PAPER))
+
+        of_both, of_paper = {"N_epochs": 1, "eta": 0.1}, {"further": further}
+        yield self._run(13, "a second head", (x[:1], theta), (xs[:1], theta), options=of_both, paper_options=of_paper)
 
     def _runs_14(self) -> Iterator[Run]:
         s, theta = self.sizes, self._theta("D", self.sizes)

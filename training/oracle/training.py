@@ -37,12 +37,12 @@ def e_loss(x: Tokens, x_masked: Tokens, theta: Any) -> Any:
     return loss
 
 
-def d_loss(x: Tokens, theta: Any) -> Any:
-    """Return the loss in lines 3 to 5 of Algorithm 13, summed over the positions."""
+def d_loss(x: Tokens, theta: Any, further: Callable[[Tokens, Any], Any] | None = None) -> Any:
+    """Return the loss in lines 3 to 5 of Algorithm 13, summed over the positions, plus a further loss."""
     l = len(x)  # line 3
     P = d_transformer(x, theta)  # line 4
     loss: Any = -sum(np.log(P[x[t + 1], t]) for t in range(l - 1))  # line 5
-    return loss
+    return loss if further is None else loss + further(x, theta)
 
 
 def complex_step_gradient(loss: Callable[[Any], Any], theta: Any) -> Any:
@@ -107,12 +107,17 @@ def e_training(
     return theta_hat
 
 
-def d_training(x: Sequence[Tokens], theta: Any, N_epochs: int, eta: float) -> Any:
-    """Return Algorithm 13: training of the decoder-only transformer, one sequence per step."""
+def d_training(
+    x: Sequence[Tokens], theta: Any, N_epochs: int, eta: float, further: Callable[[Tokens, Any], Any] | None = None
+) -> Any:
+    """Return Algorithm 13: training of the decoder-only transformer, one sequence per step.
+
+    `further`: is added to the loss, such as that of a head for the token after the next.
+    """
     N_data = len(x)
     for _ in range(N_epochs):  # line 1
         for n in range(N_data):  # line 2
-            loss = partial(d_loss, x[n])
+            loss = partial(d_loss, x[n], further=further)
             theta = descend(loss, theta, eta)  # line 6
     theta_hat: Any = theta  # return
     return theta_hat
