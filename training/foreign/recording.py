@@ -77,6 +77,19 @@ class Recording:
         narrow = [d for d in COARSE[:2] if self.count[d] > self.count.total() / 4]
         self.dtype = _coarsest([*dtypes, *narrow])
 
+    def returned(self, results: Iterable[Any]) -> None:
+        """Keep what a function returned: outputs, and perhaps the loss, a single number.
+
+        Raises:
+            GlueError: if it returned several numbers.
+        """
+        arrays = [np.asarray(a, np.float64) for a in results]
+        numbers = [a for a in arrays if a.ndim == 0]
+        if len(numbers) > 1:
+            raise GlueError(f"observe: expected logits, or logits and a loss, got {len(numbers)} numbers; return one")
+        self.outputs = [a for a in arrays if a.ndim]
+        self.loss = float(numbers[0]) if numbers else None
+
     def compare(self, again: "Recording") -> None:
         """Note what differs from another recording of the same code: something random was left on.
 
@@ -230,15 +243,15 @@ def _torch_pass(call: Callable[[], Any]) -> Any:
 def record_jax(
     function: Callable[..., Any], *args: Any, parameters: Any = None, loss: Callable[..., Any] | None = None
 ) -> Recording:
-    """Record every equation of function(*args), also within jit, scan and custom rules.
+    """Record every equation of function(*args), also within jit, scan and custom rules, and a loss that it returns.
 
-    `parameters`: the tree of arrays in args; `loss`: a function of it, for the gradients.
+    `parameters`: the tree of arrays in args; `loss`: a function of it, for the loss and its gradients.
     """
     import jax
 
     recording, closed = Recording(), jax.make_jaxpr(function)(*args)
     outputs = _Equations(recording).run(closed.jaxpr, closed.consts, jax.tree.leaves(args))
-    recording.outputs = [np.asarray(a, np.float64) for a in outputs]
+    recording.returned(outputs)
     named = jax.tree_util.tree_flatten_with_path(parameters)[0]
     recording.judge(str(outputs[0].dtype), *(str(a.dtype) for _, a in named))
     recording.parameters = {jax.tree_util.keystr(path): np.asarray(a, np.float64) for path, a in named}
@@ -314,7 +327,10 @@ def _of_equation(equation: Any) -> tuple[str, int] | None:
 
 
 def record_numpy(function: Callable[..., Any], parameters: Any, *inputs: Any) -> Recording:
-    """Record every function of NumPy in function(parameters, *inputs); `parameters`: a tree of dicts, lists and arrays."""
+    """Record every function of NumPy in function(parameters, *inputs), which returns an output, or an output and a loss.
+
+    `parameters`: a tree of dicts, lists and arrays.
+    """
     recording = _numpy_pass(function, parameters, inputs)
     recording.compare(_numpy_pass(function, parameters, inputs))
     return recording
@@ -363,9 +379,10 @@ def _numpy_pass(function: Callable[..., Any], parameters: Any, inputs: Sequence[
         recording.dtypes.setdefault(str(array.dtype), path)
         return array.view(Watched)
 
-    output = np.asarray(function(watched(parameters), *inputs))
-    recording.outputs = [output.astype(np.float64)]
-    recording.dtype = _coarsest((*recording.dtypes, str(output.dtype)))
+    results = function(watched(parameters), *inputs)
+    results = results if isinstance(results, tuple) else (results,)
+    recording.returned(results)
+    recording.dtype = _coarsest((*recording.dtypes, str(np.asarray(results[0]).dtype)))
     return recording
 
 

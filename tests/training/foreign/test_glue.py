@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.foreign_code import TABLE, Decoder, decoder, nn, torch
-from training.foreign import GlueError, check, load, record_arrays, record_numpy, record_torch
+from training.foreign import GlueError, check, load, record_arrays, record_jax, record_numpy, record_torch
 
 
 def with_table(**change):
@@ -112,6 +112,16 @@ def test_rows_of_a_numpy_embedding_are_recorded():
     recording = record_numpy(lambda theta: theta["W"][[4, 0, 2]][:2] * 2.0, {"W": W})
     assert [tensor.operation for tensor in recording.tensors] == ["getitem", "multiply"]
     np.testing.assert_array_equal(recording.tensors[0].value, W[[4, 0, 2]])
+
+
+@pytest.mark.parametrize(
+    "record", [record_jax, lambda of, x: record_numpy(lambda _, x: of(x), {}, x)], ids=["jax", "numpy"]
+)
+def test_a_number_that_is_returned_beside_the_output_is_the_loss(record):
+    recording = record(lambda x: (x * 2.0, (x * 2.0).sum()), np.ones(3, np.float32))
+    assert (recording.loss, [a.tolist() for a in recording.outputs]) == (6.0, [[2.0] * 3])
+    with pytest.raises(GlueError, match="expected logits, or logits and a loss, got 2 numbers; return one"):
+        record(lambda x: (x, x.sum(), x.min()), np.ones(3, np.float32))
 
 
 def test_arrays_of_any_framework_are_compared():
