@@ -88,10 +88,10 @@ class Reference(Recurrence):
         attention, norm1, mlp, norm2 = lines
         for place, prefix in self._loop(name, L, lambda place: Key(place, algorithm, attention)):
             around = [(f"{prefix}gamma_{i}", f"{prefix}beta_{i}") for i in (1, 2)]
-            before, pa, pm = X, f"{place}/{attention}", f"{place}/{mlp}"
-            here: list[Named] = []
+            pa, pm = f"{place}/{attention}", f"{place}/{mlp}"
+            here: list[Named] = [X]  # of this layer, the stream before and behind attention
 
-            def attend(X: Named, pa: str = pa, prefix: str = prefix, before: Named = before) -> Named:
+            def attend(X: Named, pa: str = pa, prefix: str = prefix, here: list[Named] = here) -> Named:
                 if self.p(f"{prefix}W_r") is not None and self.p(f"{prefix}W_y") is not None:
                     return self.rg_lru(pa, X, prefix)
                 if self.p(f"{prefix}C") is not None:
@@ -99,23 +99,18 @@ class Reference(Recurrence):
                 if self.p(f"{prefix}C_q") is not None:
                     return self.recurrence(pa, X, prefix)
                 distances = "distances" if algorithm != 8 else "encoder_distances"
-                Y = self._out(
-                    pa,
-                    prefix,
-                    "attn",
-                    self.attention(pa, X, X, prefix, mask, distances=distances, before=None if before is X else before),
-                )
+                before = None if here[0] is X else here[0]
+                Y = self.attention(pa, X, X, prefix, mask, distances=distances, before=before)
+                Y = self._out(pa, prefix, "attn", Y)
                 if self.p(f"{prefix}recurrence/C_q") is None:
                     return Y
                 O, key = self.recurrence(pa, X, f"{prefix}recurrence/"), Key(pa, 10, "6", "Parallel")
                 c_1, c_2 = self.use("mixer_sum", pa, key)
                 return self.line(key, lambda: self.rounded(c_1 * Y.value + c_2 * O.value), [Y, O])
 
-            def feed(
-                X: Named, pm: str = pm, prefix: str = prefix, before: Named = before, here: list[Named] = here
-            ) -> Named:
+            def feed(X: Named, pm: str = pm, prefix: str = prefix, here: list[Named] = here) -> Named:
                 reads = self.use("reads", pm, Key(pm, algorithm, mlp, "W_mlp1 X + b_mlp1"))
-                X = (X, here[-1], before)[reads]
+                X = (X, here[-1], here[0])[reads]
                 return self._out(pm, prefix, "mlp", self.mlp(pm, X, prefix, "12", algorithm, mlp))
 
             ka, km = Key(place, algorithm, attention), Key(place, algorithm, mlp)
