@@ -162,7 +162,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
         ("gate and MLP exchanged", "MLP.hidden", "return", "activate(activation, G) * U", "G * activate(activation, U)", 10, "8", "LLAMA", "10, line 8: gate=f(U)G"),
         ("factor of what a gate multiplies dropped", "MLP.hidden", "U", "scaled(U, self.factors[1])", "U", 10, "8", "FALCON_H1", "10, line 8: gate and MLP are multiplied by 0.8838834764831844, 1"),
         ("α_p of xIELU for α_n", "XIELU.hidden", "return", "W.alpha_n", "W.alpha_p", 10, "8", "APERTUS", "10, line 8: xielu=p"),
-        ("norm of what the MLP adds dropped", "MLP.__call__", "return", "self.normalize_output(Y, W.norm_out)", "Y", 10, "8", "GEMMA2", "6, line return: norm_here=missing"),
+        ("norm of what the MLP adds dropped", "MLP.__call__", "return", "norm(Y, W.norm_out)", "Y", 10, "8", "GEMMA2", "6, line return: norm_here=missing"),
     ),
     "model/norm.py": (
         ("γ for γ + 1", "RMSNorm.__call__", "gamma", "norm.gamma + self.offset", "norm.gamma", 6, "return", "GEMMA2", "6, line return: norm_gamma=γ"),
