@@ -61,7 +61,8 @@ class _Learning:
 
     def __init__(self, diagnosis: Diagnosis, walk: Walk) -> None:
         self.diagnosis, self.walk, self.case, self.recording = diagnosis, walk, diagnosis.case, diagnosis.recording
-        self.epsilon = EPSILON["float32"] if diagnosis.is_mixed else diagnosis.epsilon
+        is_mixed = diagnosis.is_mixed or walk.is_narrow
+        self.epsilon = EPSILON["float32"] if is_mixed else diagnosis.epsilon
         self.slot = "masked_loss" if self.case.algorithm == 9 else "loss"
         self.loss: Any = self.case.base.get(self.slot, "sum")
         mtp = walk.run.name("mtp_loss", "")

@@ -279,6 +279,20 @@ def test_a_mistake_beside_a_softmax_in_float32_is_named_in_float64(wrong, told):
     assert any(note.startswith("float32 within float64, first in _to_copy (foreign_code.py:") for note in report.notes)
 
 
+def test_gradients_beside_tables_of_positions_from_float32_are_judged_by_these():
+    def summed(Y, x):
+        return torch.nn.functional.cross_entropy(Y, x, reduction="sum")
+
+    departures, report = found(modern(tables=True, loss=summed), variant="LLAMA")
+    assert not departures, report
+    assert "tables of positions in float32 within float64: gradients are judged by that" in report.notes
+    departures, report = found(modern(tables=True, loss=lambda Y, x: 0.9 * summed(Y, x)), variant="LLAMA")
+    assert departures.keys() == {(13, "5")}, report
+    departures, report = found(modern(loss=summed), variant="LLAMA")
+    assert not departures, report
+    assert not report.notes
+
+
 LEARNING = [
     ({"detached": "K"}, (4, "2"), "no gradient passes it"),
     ({"detached": "softmax"}, (4, "return"), "its derivative is as if the sum below the fraction is constant"),
