@@ -277,11 +277,15 @@ class Modern(nn.Module):
         cos, sin = angle.cos(), angle.sin()
         if self.wrong.get("tables"):  # made in float32, before the code that is recorded
             cos, sin = (torch.from_numpy(of(angle.numpy()).astype("f4").astype("f8")) for of in (np.cos, np.sin))
-        if self.wrong.get("neighbors"):
-            a, b = x[..., ::2], x[..., 1::2]
-            return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+        is_next = bool(self.wrong.get("neighbors"))
+        cos, sin = (  # of each row
+            of.repeat_interleave(2, -1) if is_next != bool(self.wrong.get("other pairs")) else of.repeat(1, 2)
+            for of in (cos, sin)
+        )
+        if is_next:
+            return x * cos + torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2) * sin
         a, b = x.chunk(2, -1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        return x * cos + torch.cat([-b, a], -1) * sin
 
     def attend(self, of, x, start, cache):
         n, wrong = x.shape[1], self.wrong

@@ -381,7 +381,7 @@ class Attention(Parts):
                 P = self._empty(place, P, A, S * (self.use("scale", place)(*sizes) / base / root))
             if self.epsilon:
                 P = P * (1 + self.noise(P.shape) * (2 + np.abs(np.where(np.isneginf(A), 0, A))))
-            return np.where(permitted(), P, 0.0) if fill == "after" else P
+            return np.where(permitted(), P, 0.0) if fill.endswith("after") else P
 
         return self.line(Key(place, 4, "return", "softmax"), probabilities, [of_line], parts=True)
 

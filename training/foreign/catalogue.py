@@ -62,16 +62,17 @@ def _rotation(name: str) -> Choice:
     said, _, way = name.partition(", ")
     pairs, base, exponent = said.split(" ")
     text = f"queries and keys are rotated, pairs: {pairs}, base {float(base):.17g}, exponent {exponent}{', ' * bool(way)}{way}"
-    return Choice(text, turned(pairs, float(base), exponent, -1 if way == "backwards" else 1, way == "sin for cos"))
+    return Choice(text, turned(pairs, float(base), exponent, way))
 
 
 ROTATED = ("2i/d", "i/d", "2(i+1)/d", "4i/d")
+WAYS = ("", ", backwards", ", sin for cos", ", frequencies of other pairs")
 
 
 def _rotations(
     bases: tuple[int, ...] = (10_000, 500_000, 1_000_000, 100_000, 1_000, 100),
 ) -> Iterator[tuple[str, Choice]]:
-    for way in ("", ", backwards", ", sin for cos"):
+    for way in WAYS:
         for pairs in ("halves", "neighbours"):
             for base in bases:
                 for exponent in ROTATED:
@@ -296,7 +297,8 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "mask_fill": _rows(
         ("-inf", "masked scores are −∞", -np.inf), ("0", "masked scores are 0, not −∞", 0.0), ("1e-9", "masked scores are 1e-9, not −∞ (a sign is missing)", 1e-9),
         ("+large", "masked scores are +∞ in effect", 1e4), ("-1", "masked scores are −1", -1.0), ("-10", "masked scores are −10", -10.0), ("-100", "masked scores are −100", -100.0),
-        *((f"add {n}", f"{n} is added to masked scores", float(n)) for n in ("-1", "1e4", "1e9", "1e10")), ("after", "weights are set to 0 after softmax, and not renormalized", "after"),
+        *((f"add {n}", f"{n} is added to masked scores", float(n)) for n in ("-1", "-1e9", "-1e10", "1e4", "1e9", "1e10")), ("after", "weights are set to 0 after softmax, and not renormalized", "after"),
+        ("0 after", "masked scores are 0, not −∞, and weights are set to 0 after softmax, and not renormalized", 0.0),
         ("exponentials", "the exponentials are masked, not the scores", "exponentials")),
     "empty": _rows(
         ("0", "a token with nothing to attend to gets 0", "0"),
@@ -557,8 +559,8 @@ def related(slot: str, name: str) -> list[str]:
         kind, w = name.split(" ")
         return [*(f"{kind} {int(w) + more}" for more in (-1, 1)), *([f"window {w}"] if kind == "chunk" else [])]
     if slot == "rotation" and name != "none":
-        base, ways = name.split(" ")[1], ("", ", backwards", ", sin for cos")
-        return [f"{pairs} {base} {e}{way}" for pairs in ("halves", "neighbours") for e in ROTATED for way in ways]
+        base = name.split(" ")[1]
+        return [f"{pairs} {base} {e}{way}" for pairs in ("halves", "neighbours") for e in ROTATED for way in WAYS]
     if slot in ("mamba_factors", "mlp_factors", "mixer_sum"):
         factors = name.split(" ")
         return [" ".join([*factors[:i], "1", *factors[i + 1 :]]) for i, factor in enumerate(factors) if factor != "1"]

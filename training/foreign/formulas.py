@@ -77,8 +77,8 @@ EXPONENTS: dict[str, Any] = {
 # fmt: on
 
 
-def turned(pairs: str, base: float, exponent: str, way: int, swapped: bool = False) -> Callable[..., Any]:
-    """A rotation of the first d rows of Y at the positions t, its frequencies scaled."""
+def turned(pairs: str, base: float, exponent: str, way: str = "") -> Callable[..., Any]:
+    """A rotation of the first d rows of Y at the positions t, its frequencies scaled; `way`: what is wrong."""
 
     def rotate(Y: Any, t: Any, d: int, scaling: Any) -> Any:
         frequencies = np.array([base ** -EXPONENTS[exponent](i, d) for i in range(d // 2)])
@@ -89,12 +89,17 @@ def turned(pairs: str, base: float, exponent: str, way: int, swapped: bool = Fal
             frequencies, times = rotary_frequencies(d, base, scaling)
         i = np.arange(d // 2)
         a, b = (i, i + d // 2) if pairs == "halves" else (2 * i, 2 * i + 1)
-        angle = np.asarray(frequencies)[:, None] * t
-        c, s = times * np.cos(angle), times * way * np.sin(angle)
-        c, s = (s, c) if swapped else (c, s)
+        rows = np.concatenate([a, b])
+        if way == "frequencies of other pairs":
+            rows = rows // 2 if pairs == "halves" else rows % (d // 2)
+        else:
+            rows = np.concatenate([i, i])
+        angle = np.asarray(frequencies)[rows, None] * t
+        c, s = times * np.cos(angle), times * np.sin(angle) * (-1 if way == "backwards" else 1)
+        (c_a, c_b), (s_a, s_b) = (np.split(of, 2) for of in ((s, c) if way == "sin for cos" else (c, s)))
         out = np.array(Y)
-        out[..., a, :] = Y[..., a, :] * c - Y[..., b, :] * s
-        out[..., b, :] = Y[..., b, :] * c + Y[..., a, :] * s
+        out[..., a, :] = Y[..., a, :] * c_a - Y[..., b, :] * s_a
+        out[..., b, :] = Y[..., b, :] * c_b + Y[..., a, :] * s_b
         return out
 
     return rotate

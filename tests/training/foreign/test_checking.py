@@ -115,6 +115,7 @@ def test_values_that_are_shared_otherwise_than_keys_are_named():
     assert departures == {(4, "return"): "head h reads values h mod H_kv"}, report
 
 
+OTHER_PAIRS = "queries and keys are rotated, pairs: {}, base 10000, exponent 2i/d, frequencies of other pairs"
 FITTED = [
     ("LLAMA", {}, {}),
     ("LLAMA", {"fill": -8.0}, {(4, "5"): "masked scores are −8, not −∞"}),
@@ -138,6 +139,8 @@ FITTED = [
     ("LLAMA", {"neighbors": True, "base": 7_000.0},
      {(4, "1"): "queries and keys are rotated, pairs: neighbours, base 7000, exponent 2i/d"}),
     ("QWEN3", {"γ of queries": True}, {(4, "2"): "queries have the γ of keys, or keys that of queries"}),
+    ("LLAMA", {"other pairs": True}, {(4, "1"): OTHER_PAIRS.format("halves")}),
+    ("LLAMA", {"other pairs": True, "neighbors": True}, {(4, "1"): OTHER_PAIRS.format("neighbours")}),
 ]  # fmt: skip
 
 
