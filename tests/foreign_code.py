@@ -311,12 +311,15 @@ class Modern(nn.Module):
         if "times" in wrong:
             return of["o"](nn.functional.scaled_dot_product_attention(wrong["times"] * q, k, v, is_causal=True)
                            .transpose(1, 2).reshape(1, n, -1))  # fmt: skip
-        forbidden = torch.ones(n, start + n).triu(start + 1).bool()
+        forbidden = torch.ones(n, start + n).triu(start + (not wrong.get("strict"))).bool()
         if self.documents and not wrong.get("one document"):
             of_tokens = torch.tensor(self.documents)
             forbidden |= of_tokens[:, None] != of_tokens
-        S = (q @ k.transpose(-1, -2) / math.sqrt(self.d)).masked_fill(forbidden, wrong.get("fill", -math.inf))
-        return of["o"]((S.softmax(-1) @ v).transpose(1, 2).reshape(1, n, -1))
+        S = q @ k.transpose(-1, -2) / math.sqrt(self.d)
+        S = S + wrong["add"] * forbidden if "add" in wrong else S.masked_fill(forbidden, wrong.get("fill", -math.inf))
+        A = S.softmax(-1)
+        A = A.masked_fill(forbidden, 0.0) if wrong.get("zeroed") else A
+        return of["o"]((A @ v).transpose(1, 2).reshape(1, n, -1))
 
     def forward(self, x, start=0, cache=None):
         X, self.kept = self.wte(x) * self.wrong.get("embedding", 1), None

@@ -139,6 +139,12 @@ FITTED = [
     ("LLAMA", {"neighbors": True, "base": 7_000.0},
      {(4, "1"): "queries and keys are rotated, pairs: neighbours, base 7000, exponent 2i/d"}),
     ("QWEN3", {"γ of queries": True}, {(4, "2"): "queries have the γ of keys, or keys that of queries"}),
+    ("LLAMA", {"strict": True, "add": -1e10}, {
+        (4, "5"): "the mask is strict: a token does not attend to itself (⟦t_z < t_x⟧)",
+        (4, "return"): "a token with nothing to attend to attends as if nothing were masked (a large number is added "
+        "to scores, not −∞)"}),
+    ("LLAMA", {"fill": 0.0, "zeroed": True},
+     {(4, "5"): "masked scores are 0, not −∞, and weights are set to 0 after softmax, and not renormalized"}),
     ("LLAMA", {"other pairs": True}, {(4, "1"): OTHER_PAIRS.format("halves")}),
     ("LLAMA", {"other pairs": True, "neighbors": True}, {(4, "1"): OTHER_PAIRS.format("neighbours")}),
 ]  # fmt: skip
