@@ -325,8 +325,9 @@ class Modern(nn.Module):
         X, self.kept = self.wte(x) * self.wrong.get("embedding", 1), None
         X = X * torch.rsqrt(X.square().mean(-1, keepdim=True) + 1e-6) if self.wrong.get("embedding normed") else X
         for of in self.layers:
-            X = X + self.attend(of, of["n1"](X), start, cache)
+            before, X = X, X + self.attend(of, of["n1"](X), start, cache)
             Y = of["n2"](X)
+            X = before if self.wrong.get("residual") else X
             X = X + of["down"](nn.functional.silu(of["gate"](Y)) * of["up"](Y))
         normed = self.ln(X)
         read = (X if self.wrong.get("norm unused") else normed)[:, self.wrong.get("from", 0) :]

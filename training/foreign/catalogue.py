@@ -335,6 +335,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("qv", "W_q and W_v are exchanged", ("v", "k", "q")), ("kvq", "queries, keys and values are made with W_k, W_v and W_q", ("k", "v", "q")), ("vqk", "queries, keys and values are made with W_v, W_q and W_k", ("v", "q", "k"))),
     "residual": _rows(
         ("X", "X + …", lambda X, Xt, A: X + A), ("X̃", "the residual is the normalized X̃, not X", lambda X, Xt, A: Xt + A), ("none", "there is no residual", lambda X, Xt, A: A + 0 * X),
+        ("before", "the residual is X as it was before attention was added", lambda X, Xt, A: X + A),
         ("double", "the sublayer is added twice", lambda X, Xt, A: X + 2 * A), ("minus", "the sublayer is subtracted", lambda X, Xt, A: X - A), ("2X", "X is added twice", lambda X, Xt, A: 2 * X + A),
         ("half", "the sum is halved", lambda X, Xt, A: (X + A) / 2), ("√½", "the sum is multiplied by √½", lambda X, Xt, A: (X + A) * 0.5**0.5),
         ("skip", "the sublayer is left out", lambda X, Xt, A: X + 0 * A), ("half A", "the sublayer is halved", lambda X, Xt, A: X + A / 2)),

@@ -51,13 +51,18 @@ class Reference(Recurrence):
 
         return self.line(key, total, [X] if how == "skip" else of if how == "none" else [X, *of])
 
-    def _sublayer(self, order: str, X: Named, norm: tuple[str, Any, Any], f: Sublayer, key: Key) -> Named:
-        """X + f(norm(X)), X + norm(f(X)) or norm(X + f(X)); `norm`: its arguments; `key`: of the sum."""
+    def _sublayer(
+        self, order: str, X: Named, norm: tuple[str, Any, Any], f: Sublayer, key: Key, before: Named | None = None
+    ) -> Named:
+        """X + f(norm(X)), X + norm(f(X)) or norm(X + f(X)); `norm`: its arguments; `key`: of the sum; `before`: X before
+        the sublayer before.
+        """
         place, *names = norm
         order = self.use("order", place, Key(place, 6, "return")) or order
         Xt = self.norm(place, X, *names) if order == "norm_first" else X
         A = f(Xt)
         A = self.norm(place, A, *names) if order == "norm_out" else A
+        X = X if before is None or self.name("residual", key.place) != "before" else before
         X = self._sum(key, key.place, X, Xt, A.value, [A])
         if key.place in self.of_sums:
             X = self.norm(f"{key.place}/out", X, self.of_sums.pop(key.place))
@@ -126,7 +131,11 @@ class Reference(Recurrence):
             X = self._sublayer(order, X, first, attend, Key(pa, algorithm, attention))
             here.append(X)
             kf = Key(pm, algorithm, mlp)
-            X = self._sublayer(order, X, second, feed, kf) if has_mlp else self.line(kf, lambda X=X: X.value, [X])
+            X = (
+                self._sublayer(order, X, second, feed, kf, here[0])
+                if has_mlp
+                else self.line(kf, lambda X=X: X.value, [X])
+            )
             X = self._behind(f"{place}/9", X, f"{prefix}end/", int(place[len(name) :]) - 1)
             self.outputs.append(X)
         return X

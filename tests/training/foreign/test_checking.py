@@ -145,6 +145,7 @@ FITTED = [
         "to scores, not −∞)"}),
     ("LLAMA", {"fill": 0.0, "zeroed": True},
      {(4, "5"): "masked scores are 0, not −∞, and weights are set to 0 after softmax, and not renormalized"}),
+    ("LLAMA", {"residual": True}, {(10, "8"): "the residual is X as it was before attention was added"}),
     ("LLAMA", {"other pairs": True}, {(4, "1"): OTHER_PAIRS.format("halves")}),
     ("LLAMA", {"other pairs": True, "neighbors": True}, {(4, "1"): OTHER_PAIRS.format("neighbours")}),
 ]  # fmt: skip
