@@ -43,6 +43,8 @@ def from_transformers(kind: str) -> Observe:
             save_pretrained(path, of_library(case), config_of(case), to=kind)
             given = {"dtype": getattr(torch, of_numbers), "attn_implementation": "eager"}
             model = getattr(transformers, MODELS[case.algorithm]).from_pretrained(path, **given).eval()
+        if (b_u := model._buffers.pop("final_logits_bias", None)) is not None:  # a parameter of θ
+            model.final_logits_bias = torch.nn.Parameter(b_u)
         names = ("input_ids", "decoder_input_ids") if case.algorithm == 8 else ("input_ids",)
         inputs = [torch.tensor([case.inputs[n]]) for n in ("z", "x") if n in case.inputs]
         tokens = dict(zip(names, inputs, strict=True))

@@ -19,8 +19,11 @@ WITHOUT = (
     "deepseek_v2",
     "embedding_gemma",
     "torch.nn.Transformer",
+    "gemma4_text",
+    "gemma4_unified_text",
+    "llada",
 )
-"""Kinds that no named variant has the lines of, or whose sizes or two vocabularies no case has."""
+"""Kinds that transformers lacks, that no named variant has the lines of, or whose sizes or vocabularies no case has."""
 KINDS = [kind for task in ("d", "e", "ed") for kind in WRITTEN_AS[task] if kind not in WITHOUT]
 
 
