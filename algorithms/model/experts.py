@@ -123,8 +123,10 @@ class Experts(MLP):
     ) -> Float[Array, "d_e *columns"]:
         """The mixture; the same hidden units of each expert are dropped."""
         norm: Any = self.normalize_output
-        X_s, X_r, X = (X, X, X) if W.norms is None else (norm(X, of) for of in W.norms[:3])
-        X_r = X_r if W.norms is None else scaled(X_r, len(X) ** -0.5)
+        X_s = X_r = X
+        if W.norms is not None:  # each reads the residual stream by a norm of its own
+            X_s, X_r, X = (norm(X, of) for of in W.norms[:3])
+            X_r = scaled(X_r, len(X) ** -0.5)
         router = linear(W.W_r, X_r, W.b_r)  # inside
         scores = self.scored(router)
         chosen = self.chosen(scores, W.b_choice)

@@ -48,7 +48,7 @@ def arguments(number, seed=0, dtype="float64"):
 
 
 def traced(trace, number, dtype="float64", **options):
-    """What a transformation makes of an algorithm, whose arrays are all traced."""
+    """The result of a transformation, such as `jax.eval_shape`, of an algorithm as a function of all its arrays."""
     given = arguments(number, dtype=dtype)
     options |= {n: given.pop(n) for n in STATIC if n in given}
     return trace(lambda given: REGISTRY[number].function(**given, **options), given)

@@ -70,7 +70,7 @@ def on_a_mesh(mesh, **options):
 
 
 def of_several(theta, x):
-    """Of two models, of which this is the second."""
+    """The gradient of the second of two models under vmap."""
     both = jax.tree.map(lambda W: np.stack([1.1 * np.asarray(W), W]), theta)
     return jax.tree.map(lambda W: W[1], jax.jit(jax.vmap(jax.grad(loss), (0, None)))(both, x))
 

@@ -171,7 +171,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
     "model/positions.py": (
         ("frequencies of the next pair", "Rotary.rotate", "frequencies", "np.arange(0, d, 2,", "np.arange(2, d + 2, 2,", 4, "4", "LLAMA", "4, line 1: rotation=halves 20 2(i+1)/d"),
         ("sines and cosines of a rotation exchanged", "Rotary.rotate", "cos", "(of.cos, of.sin)", "(of.sin, of.cos)", 4, "4", "LLAMA", "4, line 1: rotation=halves 20 2i/d, sin for cos"),
-        ("all pairs turned, of which some do not", "Rotary.rotate", "if", "self.of_all", "False", 4, "4", "GEMMA4", "4, line 1: rotation_scaling=none"),
+        ("pairs turned that should stay", "Rotary.rotate", "if", "self.of_all", "False", 4, "4", "GEMMA4", "4, line 1: rotation_scaling=none"),
         ("all rows rotated", "Rotary.rows", "d", "d_attn * self.share", "d_attn", 4, "4", "NEOX", "4, line 1: rotation_share=1"),
     ),
     "model/variant.py": (

@@ -61,7 +61,7 @@ class _Learning:
 
     def __init__(self, diagnosis: Diagnosis, walk: Walk) -> None:
         self.diagnosis, self.walk, self.case, self.recording = diagnosis, walk, diagnosis.case, diagnosis.recording
-        is_mixed = diagnosis.is_mixed or walk.is_narrow
+        is_mixed = diagnosis.is_mixed or walk.narrow_tables
         self.epsilon = EPSILON["float32"] if is_mixed else diagnosis.epsilon
         self.slot = "masked_loss" if self.case.algorithm == 9 else "loss"
         self.loss: Any = self.case.base.get(self.slot, "sum")

@@ -27,7 +27,7 @@ class Walk:
     layouts: dict[str, str]  # visit → where the value is
     notes: list[str]
     is_lost: bool  # whether what is behind the last departure was not checked
-    is_narrow: bool = False  # whether tables of positions in float64 are from float32
+    narrow_tables: bool = False  # whether tables of positions in float64 are from float32
 
 
 def told(walked: Any, run: Reference) -> Walk:
@@ -49,7 +49,7 @@ def told(walked: Any, run: Reference) -> Walk:
         else:
             status[visit] = "in step" if ok[visit] and not is_wrong else "differs"
     is_last = any(seen.form == LAST for seen in run.lines.values())
-    dtypes, is_narrow = walked.recording.dtypes, walked.dtype == "float64" and has_narrow_tables(run)
+    dtypes, narrow_tables = walked.recording.dtypes, walked.dtype == "float64" and has_narrow_tables(run)
     notes = [
         *walked.recording.notes,
         *(
@@ -57,7 +57,7 @@ def told(walked: Any, run: Reference) -> Walk:
             if walked.loose
             else []
         ),
-        *(["tables of positions in float32 within float64: gradients are judged by that"] if is_narrow else []),
+        *(["tables of positions in float32 within float64: gradients are judged by that"] if narrow_tables else []),
         *casts(run, walked.recording),
         *(["only the last token's logits are computed, and equal"] if is_last else []),
         *(
@@ -67,7 +67,7 @@ def told(walked: Any, run: Reference) -> Walk:
         ),
         *([] if "empty" in {scope.partition("@")[0] for scope in walked.choices} else finite_masks(run)),
     ]
-    return Walk(departures, dict(walked.choices), run, status, layouts, notes, walked.is_lost, is_narrow)
+    return Walk(departures, dict(walked.choices), run, status, layouts, notes, walked.is_lost, narrow_tables)
 
 
 def _standing(walked: Any, run: Reference) -> Iterator[Departure]:

@@ -30,7 +30,7 @@ def with_rotary(m: Metadata, names: Keys, base: float = 10_000.0, **defaults: fl
     d_head = found["head_dim"]
     if m.integer("attention.value_length", d_head) != d_head:
         raise m.wrong("attention.value_length", f"the {d_head} of attention.key_length")
-    for field, part in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):  # some layers may have none of these
+    for field, part in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):  # in any layer, not the first
         found[field] = any(name.endswith(f".{part}.bias") for name in m.file.tensors)
     found["use_qk_norm"] = m.has("blk.0.attn_q_norm.weight")
     return found | {"rope_parameters": rotary_in(m, d_head, base)}
@@ -81,7 +81,7 @@ def _llama3(m: Metadata, base: float, d: int) -> dict[str, Any]:
 
 
 def turned_pairs(n: int, d: int) -> np.ndarray:
-    """Return the divisor of each frequency of d rows of which only n pairs turn, as in Gemma 4."""
+    """Return the divisors of the frequencies of d rows: 1 for the n pairs that turn, 1e30 for the others (Gemma 4)."""
     return np.where(np.arange(d // 2) < n, 1, 1e30).astype(np.float32)
 
 

@@ -85,8 +85,8 @@ def _digest(key: bytes) -> bytes:
 
 
 def bounded(app: ASGIApp, *, most: int, seconds: float) -> ASGIApp:
-    """Answer at most so many requests at once, refuse others, and end each answer after so many seconds, with an error,
-    also where the client does not read.
+    """Answer at most `most` requests at once and refuse the others. An answer that takes longer than `seconds` ends
+    with an error, even if the client does not read it.
     """
     places = asyncio.Semaphore(most)
     late = f"the answer took longer than {seconds:g} seconds: ask for fewer tokens, or try again later"

@@ -46,7 +46,7 @@ def steer(X):
 
 
 def assert_likeliest(texts, counts, theta, changes):
-    """The last tokens of each text, so many, are the likeliest in one pass with the changes over those before them."""
+    """Assert that the last `counts` tokens of each text are the likeliest in one pass with the changes."""
     x, _ = cases.padded(texts)
     likeliest = np.argmax(intervene(d_transformer, changes)(x, theta), axis=0)
     for row, text, n in zip(likeliest, texts, counts, strict=True):
