@@ -43,7 +43,8 @@ def tiles(l_z=128, l_x=128, d=64, dtype=jnp.float32, d_mid=None, H=2, H_kv=None)
 
 NUMBERS = np.repeat(np.arange(4, dtype=np.int32), 32)
 LATER = StructuralMask(unidirectional=True, first=cases.array(3))
-PADDED = alg.UNIDIRECTIONAL & alg.padding(cases.array([0, 77], jnp.int32))
+NOTHING_AND_77 = alg.padding(cases.array([0, 77], jnp.int32))
+PADDED = alg.UNIDIRECTIONAL & NOTHING_AND_77
 OF_EACH = alg.padding(jax.device_put(np.arange(4, dtype=jnp.int32)))
 OF_BOTH = np.stack([NUMBERS, NUMBERS // 3 - 7])  # the documents of two sequences
 OTHERS = StructuralMask(documents_z=cases.array(OF_BOTH), documents_x=cases.array(OF_BOTH[:, ::-1] + 1))
@@ -54,16 +55,17 @@ AS_ARRAYS = {
     "documents that the context does not have": OTHERS,
     "a prefix": alg.prefix(cases.array([9, 100], jnp.int32)),
     "blocks": alg.blocks(cases.array(NUMBERS)),
-    "a window to both sides": alg.near(9) & alg.padding(cases.array([0, 77], jnp.int32)),
+    "a window to both sides": alg.near(9) & NOTHING_AND_77,
 }
 OF_CUDNN = {
     "nothing": alg.BIDIRECTIONAL,
     "the future": alg.UNIDIRECTIONAL,
     "the future and padding": PADDED,
     "a window": alg.banded(40),
-    "a window and padding": alg.banded(40) & alg.padding(cases.array([0, 77], jnp.int32)),
+    "a window and padding": alg.banded(40) & NOTHING_AND_77,
 }
 MODEL = alg.DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=alg.GPT2)
+HALF = {"dtype": jnp.bfloat16}
 slow = pytest.mark.slow
 
 
@@ -80,44 +82,40 @@ def cudnn(monkeypatch):
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
 
 
-def assert_kernels_agree(kernel, dense, matrices):
+def by_both(kernel, mask, cap=None):
+    """A library's kernel and the rule that it must agree with, as functions of tiles."""
+    scores = Scores(mask, cap=cap)
+    return (lambda *tiles: library_attention(kernel, *tiles, mask, cap)), lambda *tiles: dense_attention(*tiles, scores)
+
+
+def assert_kernel_agrees(kernel, mask, matrices, cap=None):
     """Values and gradients in float32."""
     with jax.enable_x64(False):
-        found, expected = (jax.jit(functools.partial(cases.pulled, f))(*matrices) for f in (kernel, dense))
+        found, expected = (jax.jit(functools.partial(cases.pulled, f))(*matrices) for f in by_both(kernel, mask, cap))
     for name, a, b in zip(("Ṽ", *"QKV"), found, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5 if name == "Ṽ" else 1e-4, err_msg=name)
 
 
 @pytest.mark.sampled(1, tests=6)
 @pytest.mark.parametrize(
-    ("mask", "sizes"),
+    ("mask", "sizes", "cap"),
     [
-        pytest.param(PADDED, {}, id="nothing, and half"),
-        pytest.param(cases.documents(NUMBERS) & alg.banded(40), {"d_mid": 24}, id="documents in a band"),
-        pytest.param(cases.documents(OF_BOTH - 1) & PADDED, {}, id="documents and padding"),
-        pytest.param(OTHERS, {}, id="documents that the context does not have"),
-        pytest.param(alg.UNIDIRECTIONAL, {"H": 4, "H_kv": 2, "cap": 0.5}, id="shared keys, capped scores"),
-        pytest.param(alg.UNIDIRECTIONAL, {"l_x": 256, "l_z": 384}, id="unidirectional", marks=slow),
-        pytest.param(alg.UNIDIRECTIONAL, {"l_x": 256}, id="less context", marks=slow),
-        pytest.param(alg.UNIDIRECTIONAL, {"l_x": 512, "l_z": 512}, id="pairs of blocks"),
-        pytest.param(alg.banded(40), {"l_x": 512}, id="tokens beyond the band", marks=slow),
-        pytest.param(alg.near(40), {"l_x": 512, "l_z": 256}, id="tokens beyond a window to both sides"),
-        pytest.param(
-            alg.near(40) & alg.padding(cases.array([0, 77], jnp.int32)),
-            {},
-            id="a padded window to both sides",
-        ),
-        pytest.param(alg.BIDIRECTIONAL, {"l_z": 512}, id="bidirectional", marks=slow),
+        pytest.param(PADDED, {}, None, id="nothing, and half"),
+        pytest.param(cases.documents(NUMBERS) & alg.banded(40), {"d_mid": 24}, None, id="documents in a band"),
+        pytest.param(cases.documents(OF_BOTH - 1) & PADDED, {}, None, id="documents and padding"),
+        pytest.param(OTHERS, {}, None, id="documents that the context does not have"),
+        pytest.param(alg.UNIDIRECTIONAL, {"H": 4, "H_kv": 2}, 0.5, id="shared keys, capped scores"),
+        pytest.param(alg.UNIDIRECTIONAL, {"l_x": 256, "l_z": 384}, None, id="unidirectional", marks=slow),
+        pytest.param(alg.UNIDIRECTIONAL, {"l_x": 256}, None, id="less context", marks=slow),
+        pytest.param(alg.UNIDIRECTIONAL, {"l_x": 512, "l_z": 512}, None, id="pairs of blocks"),
+        pytest.param(alg.banded(40), {"l_x": 512}, None, id="tokens beyond the band", marks=slow),
+        pytest.param(alg.near(40), {"l_x": 512, "l_z": 256}, None, id="tokens beyond a window to both sides"),
+        pytest.param(alg.near(40) & NOTHING_AND_77, {}, None, id="a padded window to both sides"),
+        pytest.param(alg.BIDIRECTIONAL, {"l_z": 512}, None, id="bidirectional", marks=slow),
     ],
 )
-def test_the_tpu_kernel_agrees(mask, sizes, interpreted):
-    cap = sizes.get("cap")
-    matrices = tiles(d=16, **{name: n for name, n in sizes.items() if name != "cap"})
-    assert_kernels_agree(
-        lambda *m: library_attention(pallas_attention, *m, mask, cap),
-        lambda *m: dense_attention(*m, Scores(mask, cap=cap)),
-        matrices,
-    )
+def test_the_tpu_kernel_agrees(mask, sizes, cap, interpreted):
+    assert_kernel_agrees(pallas_attention, mask, tiles(d=16, **sizes), cap)
 
 
 @pytest.mark.thorough
@@ -125,10 +123,7 @@ def test_the_tpu_kernel_agrees(mask, sizes, interpreted):
 def test_the_tpu_kernel_agrees_in_its_largest_blocks(mask, monkeypatch):
     """Each of several blocks' scores are computed in parts."""
     monkeypatch.setattr(splash, "make_splash_mha", functools.partial(splash.make_splash_mha, interpret=True))
-    matrices = [m[:, :, :1] for m in tiles(2048, 2048, d=8, H=1)]
-    assert_kernels_agree(
-        lambda *m: library_attention(pallas_attention, *m, mask), lambda *m: dense_attention(*m, Scores(mask)), matrices
-    )
+    assert_kernel_agrees(pallas_attention, mask, [m[:, :, :1] for m in tiles(2048, 2048, d=8, H=1)])
 
 
 @pytest.mark.parametrize(
@@ -156,12 +151,11 @@ def test_blocks_of_the_tpu_kernel(sizes, mask, expected, monkeypatch):
 @pytest.mark.end_to_end
 def test_the_tpu_kernels_factor_of_queries_is_not_rounded(interpreted):
     """1/√192 in bfloat16 is 1.0013 times as much."""
-    matrices = tiles(d=192, dtype=jnp.bfloat16)
-
+    kernel, dense = by_both(pallas_attention, alg.BIDIRECTIONAL)
     with jax.enable_x64(False):
-        actual = cases.pulled(lambda *m: library_attention(pallas_attention, *m, alg.BIDIRECTIONAL), *matrices)
-        wide = (m.astype(jnp.float32) for m in matrices)
-        expected = cases.pulled(lambda *m: dense_attention(*m, Scores(alg.BIDIRECTIONAL)), *wide)
+        matrices = tiles(d=192, dtype=jnp.bfloat16)
+        actual = cases.pulled(kernel, *matrices)
+        expected = cases.pulled(dense, *(m.astype(jnp.float32) for m in matrices))
     for name, a, b in zip(("Ṽ", *"QKV"), actual, expected, strict=True):
         assert abs(common_factor(a, b) - 1) < 4e-4, name
 
@@ -175,13 +169,12 @@ HESSIAN_PRODUCTS = {
 @pytest.mark.sampled(1, tests=6)
 @pytest.mark.parametrize("way", HESSIAN_PRODUCTS)
 @pytest.mark.parametrize(
-    ("mask", "sizes"),
-    [(PADDED, {}), (alg.banded(40), {"H": 4, "H_kv": 2, "cap": 0.5})],
+    ("mask", "sizes", "cap"),
+    [(PADDED, {}, None), (alg.banded(40), {"H": 4, "H_kv": 2}, 0.5)],
     ids=["nothing, and half", "shared keys, capped scores"],
 )
-def test_second_derivatives_of_the_tpu_kernel(mask, sizes, way, interpreted):
-    cap = sizes.get("cap")
-    matrices = tuple(tiles(d=16, **{name: n for name, n in sizes.items() if name != "cap"}))
+def test_second_derivatives_of_the_tpu_kernel(mask, sizes, cap, way, interpreted):
+    matrices = tuple(tiles(d=16, **sizes))
     v = tuple(jnp.asarray(np.random.default_rng(3).normal(size=m.shape), m.dtype) for m in matrices)
 
     def product(attention):
@@ -194,8 +187,7 @@ def test_second_derivatives_of_the_tpu_kernel(mask, sizes, way, interpreted):
         return jax.jit(lambda a, v: HESSIAN_PRODUCTS[way](F, a, v))(matrices, v)
 
     with jax.enable_x64(False):
-        actual = product(lambda *m: library_attention(pallas_attention, *m, mask, cap))
-        expected = product(lambda *m: dense_attention(*m, Scores(mask, cap=cap)))
+        actual, expected = map(product, by_both(pallas_attention, mask, cap))
     for name, a, b in zip("QKV", actual, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max(), err_msg=name)
 
@@ -322,11 +314,7 @@ def test_what_cudnn_is_asked_for(mask, rows, monkeypatch):
         return by_xla(*matrices, implementation="xla", **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", dot_product_attention)
-    assert_kernels_agree(
-        lambda *m: library_attention(cudnn_attention, *m, mask),
-        lambda *m: dense_attention(*m, Scores(mask)),
-        tiles(d=rows[0], d_mid=rows[1], H=4, H_kv=2),
-    )
+    assert_kernel_agrees(cudnn_attention, mask, tiles(d=rows[0], d_mid=rows[1], H=4, H_kv=2))
 
 
 @pytest.mark.parametrize(
@@ -334,18 +322,13 @@ def test_what_cudnn_is_asked_for(mask, rows, monkeypatch):
     [
         (cudnn_refuses, "cpu", {}, "runs on an NVIDIA GPU, and the platform is cpu"),
         (cudnn_refuses, "gpu", {}, "bfloat16 or float16 throughout, got float32"),
-        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d": 136}, "at most 128 rows, got d_attn = 136"),
-        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d_mid": 129}, "got d_attn = 64 and d_mid = 129"),
-        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "dropout": 0.1}, "dropout is not drawn from the key"),
-        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "l_x": 127, "mask": alg.prefix(9)}, "even lengths for such"),
-        (
-            cudnn_refuses,
-            "gpu",
-            {"dtype": jnp.bfloat16, "mask": jax.device_put(np.ones((128, 127), bool)), "l_x": 127},
-            "even lengths",
-        ),
-        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "l_z": 8194, "mask": alg.near(9)}, "too large for more than 81"),
-        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": LATER}, "its first query is token 0"),
+        (cudnn_refuses, "gpu", {**HALF, "d": 136}, "at most 128 rows, got d_attn = 136"),
+        (cudnn_refuses, "gpu", {**HALF, "d_mid": 129}, "got d_attn = 64 and d_mid = 129"),
+        (cudnn_refuses, "gpu", {**HALF, "dropout": 0.1}, "dropout is not drawn from the key"),
+        (cudnn_refuses, "gpu", {**HALF, "l_x": 127, "mask": alg.prefix(9)}, "even lengths for such"),
+        (cudnn_refuses, "gpu", {**HALF, "l_x": 127, "mask": cases.array(np.ones((128, 127), bool))}, "even lengths"),
+        (cudnn_refuses, "gpu", {**HALF, "l_z": 8194, "mask": alg.near(9)}, "too large for more than 81"),
+        (cudnn_refuses, "gpu", {**HALF, "mask": LATER}, "its first query is token 0"),
         (pallas_refuses, "tpu", {"mask": LATER}, "its first query is token 0"),
         (pallas_refuses, "tpu", {"mask": alg.prefix(9)}, "does not mask by a prefix"),
         (pallas_refuses, "tpu", {"mask": AS_ARRAYS["blocks"] & alg.near(9)}, "does not mask by a prefix or by blocks"),
@@ -356,8 +339,8 @@ def test_what_cudnn_is_asked_for(mask, rows, monkeypatch):
         (
             pallas_refuses,
             "tpu",
-            {"mask": jax.device_put(np.ones((128, 128), bool))},
-            "it accepts structural masks, not arrays",
+            {"mask": cases.array(np.ones((128, 128), bool))},
+            "accepts structural masks, not arrays",
         ),
     ],
 )
