@@ -8,22 +8,17 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from jax._src.cudnn import fused_attention_stablehlo
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType
 
 import algorithms as alg
 from tests import cases
 from tests.algorithms.test_attention import mh_params
+from tests.algorithms.test_library_attention import MODEL, TPU, cudnn  # noqa: F401 (a fixture)
 
-TPU = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
 KERNEL = "tpu_custom_call"
 CUDNN = [jax.export.DisabledSafetyCheck.custom_call(f"__cudnn$fmhaSoftmax{of}") for of in ("", "Backward")]
 # What the TPU's kernel takes exactly: float32, whole blocks of 128 tokens.
 TILE = jax.ShapeDtypeStruct((64, 128), jnp.float32)
-
-
-def mesh(device):
-    return AbstractMesh((1,), ("data",), (AxisType.Auto,), abstract_device=device)
 
 
 def cpu_mesh():
@@ -62,7 +57,8 @@ def test_a_program_of_one_platform_is_not_found_again_for_another():
 
     def programs():
         yield lowered()
-        yield lowered(jax.sharding.use_abstract_mesh(mesh(TPU)), platform="tpu")
+        mesh = AbstractMesh((1,), ("data",), (AxisType.Auto,), abstract_device=TPU)
+        yield lowered(jax.sharding.use_abstract_mesh(mesh), platform="tpu")
         yield lowered()
         yield lowered(jax.default_device("tpu"), platform="tpu")
 
@@ -87,25 +83,20 @@ def test_the_heads_of_a_batch_reach_the_kernel():
     assert KERNEL in lowered(jax.default_device("tpu"), platform="tpu", f=f, arguments=(X, W))
 
 
+def hidden(theta, x):
+    """In bfloat16, which all platforms' kernels take."""
+    return alg.d_hidden_state(x, jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta))
+
+
 def updated(theta, x):
-    """A step of gradient descent in bfloat16, which all platforms' kernels take."""
+    """A step of gradient descent."""
 
     def loss(theta):
-        half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
-        return alg.log_loss(alg.d_hidden_state(x, half), alg.GPT2.unembedding.matrix(half), x)
+        W_u = alg.GPT2.unembedding.matrix(theta).astype(jnp.bfloat16)
+        return alg.log_loss(hidden(theta, x), W_u, x)
 
     value, gradient = jax.value_and_grad(loss)(theta)
     return value, jax.tree.map(lambda a, g: a - 0.1 * g, theta, gradient)
-
-
-def hidden(theta, x):
-    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
-    return alg.d_hidden_state(x, half)
-
-
-def model():
-    config = alg.DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=alg.GPT2)
-    return cases.random_theta(config, dtype="float32"), cases.random_tokens(2, 128, n=97)
 
 
 def exported(f, *arguments, platforms):
@@ -116,11 +107,12 @@ def exported(f, *arguments, platforms):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("f", "kernels"), [(hidden, 1), (updated, 2)])
 @pytest.mark.parametrize(("platform", "kernel"), [("cpu", None), ("cuda", "__cudnn$"), ("tpu", KERNEL)])
-def test_an_exported_program_has_its_platforms_kernel(platform, kernel, f, kernels, monkeypatch):
-    """Forward and backward; cuDNN need not be installed here."""
-    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+@pytest.mark.usefixtures("cudnn")
+def test_an_exported_program_has_its_platforms_kernel(platform, kernel, f, kernels):
+    """Forward and backward."""
+    theta, x = cases.random_theta(MODEL, dtype="float32"), cases.random_tokens(2, 128, n=97)
     with jax.enable_x64(False):
-        program = exported(f, *model(), platforms=(platform,))
+        program = exported(f, theta, x, platforms=(platform,))
     assert program.platforms == (platform,)
     found = {name: program.mlir_module().count(name) for name in (KERNEL, "__cudnn$")}
     assert found == {KERNEL: 0, "__cudnn$": 0} | ({kernel: kernels} if kernel else {})
