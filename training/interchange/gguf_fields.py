@@ -1,22 +1,43 @@
 """The metadata of a GGUF file on its model, as the fields of a config.json, and the other way round.
 
 Most keys are fields under another name; a table for each architecture has these, where fields that Llama has, too, have
-its names. Two functions have the rest: one
-returns the other fields, from the metadata and the fields found so far; the other, ``of_…``, the other metadata, from
-all fields. Defaults are llama.cpp's. A layer whose number of heads of keys is 0 is a recurrence (`granitehybrid`,
-`kimi-linear`); in `qwen3next` and `qwen35`, every n-th layer has attention.
+its names. Two functions have the rest: one returns the other fields, from the metadata and the fields found so far; the
+other, ``of_…``, the other metadata, from all fields. Defaults are llama.cpp's. A layer whose number of heads of keys is
+0 is a recurrence (`granitehybrid`, `kimi-linear`); in `qwen3next` and `qwen35`, every n-th layer has attention.
 """
 
+import dataclasses
+import math
 from typing import Any
 
+import numpy as np
+
+from algorithms.lines import Llama3, Rotary, Yarn
+from training.interchange.errors import InterchangeError
 from training.interchange.experts import QWEN, SHARED
 from training.interchange.gated import CONVOLUTION
-from training.interchange.gguf_file import Metadata, keys
-from training.interchange.gguf_rotary import OF_SIZES, ROTARY, rotary_in
+from training.interchange.gguf_file import Keys, Metadata, keys
 from training.interchange.hybrids import LINEAR
 from training.interchange.llama4 import CHUNKED
 from training.interchange.mamba import DENSE, SPARSE, TYPES
-from training.interchange.rotary import FULL
+from training.interchange.rotary import FULL, SLIDING, rotary_fields
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""The divisor of each frequency: the only trace of Llama 3's scaling in a file."""
+
+OF_SIZES = keys("""
+    context_length max_position_embeddings          embedding_length hidden_size
+    feed_forward_length intermediate_size           block_count num_hidden_layers
+    attention.head_count num_attention_heads        attention.head_count_kv num_key_value_heads
+    attention.key_length head_dim
+""")
+ROTARY = OF_SIZES | keys("attention.layer_norm_rms_epsilon rms_norm_eps")
+_H_KV = "attention.head_count_kv"
+
+
+def _without(table: Keys, *left: str) -> Keys:
+    return {key: field for key, field in table.items() if key not in left}
+
 
 SHARED_LENGTH = "expert_shared_feed_forward_length"
 SOFTMAX, SIGMOID = 1, 2
@@ -89,13 +110,10 @@ DELTA = ROTARY | keys("""
 _WITH_SHARED = {**CHOICE, **WIDTH, **keys(f"{SHARED_LENGTH} {QWEN}")}
 QWEN2_MOE = ROTARY | _WITH_SHARED
 QWEN3_NEXT = DELTA | _WITH_SHARED
-QWEN35_MOE = {key: field for key, field in QWEN3_NEXT.items() if key != "feed_forward_length"}
-LFM2 = {key: field for key, field in ROTARY.items() if key != "attention.head_count_kv"}
-LFM2 |= keys("shortconv.l_cache conv_L_cache")
+QWEN35_MOE = _without(QWEN3_NEXT, "feed_forward_length")
+LFM2 = _without(ROTARY, _H_KV) | keys("shortconv.l_cache conv_L_cache")
 LFM2_MOE = {**LFM2, **CHOICE, **WIDTH, **keys("leading_dense_block_count num_dense_layers=0")}
-NEMOTRON = {
-    key: field for key, field in ROTARY.items() if not key.endswith(("head_count_kv", "feed_forward_length"))
-} | keys("""
+NEMOTRON = _without(ROTARY, _H_KV, "feed_forward_length") | keys("""
     ssm.conv_kernel conv_kernel                     ssm.state_size ssm_state_size
     ssm.group_count n_groups                        ssm.time_step_rank mamba_num_heads
     ssm.inner_size mamba_num_heads*mamba_head_dim
@@ -110,16 +128,91 @@ _MAMBA = keys("""
     ssm.group_count mamba_n_groups                  ssm.time_step_rank mamba_n_heads
     ssm.inner_size mamba_n_heads*mamba_d_head
 """)
-MAMBA = {key: field for key, field in ROTARY.items() if key != "attention.head_count_kv"} | FACTORS | _MAMBA
+MAMBA = _without(ROTARY, _H_KV) | FACTORS | _MAMBA
 FALCON = ROTARY | _MAMBA
-_PLAIN = {
-    key: field for key, field in OF_SIZES.items() if key not in ("attention.head_count_kv", "attention.key_length")
-}
+_PLAIN = _without(OF_SIZES, _H_KV, "attention.key_length")
 LLADA = _PLAIN | keys("attention.head_count_kv num_key_value_heads=null  attention.layer_norm_rms_epsilon rms_norm_eps")
 GPT2 = _PLAIN | keys("attention.layer_norm_epsilon rms_norm_eps")
+GEMMA4 = _without(ROTARY, _H_KV, "feed_forward_length", "attention.key_length") | WINDOW | CAP_OF_LOGITS
+GEMMA4 |= keys("""
+    attention.key_length global_head_dim            attention.key_length_swa head_dim
+    attention.shared_kv_layers num_kv_shared_layers=0
+    embedding_length_per_layer_input hidden_size_per_layer_input=0
+    expert_count num_experts=null                   expert_used_count top_k_experts=null
+    expert_feed_forward_length moe_intermediate_size=null
+""")
 
 State = dict[str, Any]
 """The fields of a config.json."""
+
+
+def with_rotary(m: Metadata, names: Keys, base: float = 10_000.0, **defaults: float) -> dict[str, Any]:
+    """Return the fields of a model with rotary positions, by `names`; `base` is the default of theirs."""
+    d_e, H = m.integer("embedding_length"), m.integer("attention.head_count")
+    found = m.fields(names, num_key_value_heads=H, head_dim=max(d_e // H, 1), **defaults)
+    d_head = found["head_dim"]
+    if m.integer("attention.value_length", d_head) != d_head:
+        raise m.wrong("attention.value_length", f"the {d_head} of attention.key_length")
+    for field, part in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):  # in any layer, not the first
+        found[field] = any(name.endswith(f".{part}.bias") for name in m.file.tensors)
+    found["use_qk_norm"] = m.has("blk.0.attn_q_norm.weight")
+    return found | {"rope_parameters": rotary_in(m, d_head, base)}
+
+
+def rotary_in(m: Metadata, d_head: int, base: float) -> dict[str, Any]:
+    """Return the field rope_parameters."""
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": m.number("rope.freq_base", base)}
+    turned = m.integer("rope.dimension_count", d_head)
+    if turned != d_head:
+        found["partial_rotary_factor"] = turned / d_head
+    if m.has(ROPE_FACTORS):
+        return found | _llama3(m, found["rope_theta"], turned)
+    kind = m.get("rope.scaling.type", "none")
+    if m.raw("rope.scale_linear") is not None:  # in files of 2023
+        return found | {"rope_type": "linear", "factor": m.number("rope.scale_linear")}
+    if kind == "none":
+        return found
+    found |= {"rope_type": kind, "factor": m.number("rope.scaling.factor")}
+    if kind == "yarn":
+        found["original_max_position_embeddings"] = m.integer("rope.scaling.original_context_length")
+        said = [name for name in ("beta_fast", "beta_slow") if m.raw(f"rope.scaling.yarn_{name}") is not None]
+        found |= {name: m.number(f"rope.scaling.yarn_{name}") for name in said}
+        if (magnitude := m.number("rope.scaling.attn_factor", 1.0)) != 1.0:
+            own = Yarn(factor=found["factor"], l_original=1).magnitude(1.0)
+            found |= {} if math.isclose(magnitude, own, rel_tol=1e-6) else {"attention_factor": magnitude}
+    return found
+
+
+def _llama3(m: Metadata, base: float, d: int) -> dict[str, Any]:
+    """Return Llama 3's scaling. GGUF has only the factors; the published settings are used if they give the same, with
+    the original length that a factor between the others shows.
+    """
+    factors = m.file.read(ROPE_FACTORS).reshape(-1).astype(np.float64)
+    scaling = Llama3(factor=float(f"{factors.max():.6g}"))
+    if factors.size == d // 2 and 0 < factors.min() < scaling.factor:
+        shares = (1 / factors - 1 / scaling.factor) / (1 - 1 / scaling.factor)
+        i = np.abs(shares - 0.5).argmin()
+        length = 2 * np.pi * base ** (2 * i / d) * (scaling.low + (scaling.high - scaling.low) * shares[i])
+        scaling = dataclasses.replace(scaling, l_original=round(length)) if 0 < shares[i] < 1 else scaling
+    positions = Rotary(base=base, scaling=scaling)
+    expected = factors_of(positions, d)
+    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4, atol=0):
+        raise InterchangeError(
+            f"{m.file.path} needs what this library does not have: frequencies other than Llama 3's ({ROPE_FACTORS})"
+        )
+    return rotary_fields(positions)
+
+
+def turned_pairs(n: int, d: int) -> np.ndarray:
+    """Return the divisors of the frequencies of d rows: 1 for the n pairs that turn, 1e30 for the others (Gemma 4)."""
+    return np.where(np.arange(d // 2) < n, 1, 1e30).astype(np.float32)
+
+
+def factors_of(positions: Rotary, d: int) -> np.ndarray:
+    """Return the divisor of each frequency of positions that rotate d rows, which `Llama3` scales."""
+    assert positions.scaling
+    frequencies = positions.base ** (-np.arange(0, d, 2) / d)
+    return frequencies / positions.scaling(frequencies, positions.base)[0]
 
 
 def llama(m: Metadata, found: State) -> State:
@@ -321,6 +414,49 @@ def gemma3(m: Metadata, found: State) -> State:
     return rotary | windows(m, found, 6, largest=62)
 
 
+def gemma4(m: Metadata, found: State) -> State:
+    """Return Gemma 4's fields. To llama.cpp, layers without keys of their own have those of the two before them."""
+    types, sizes = layer_types(m, 6), {"": found["global_head_dim"], "_swa": found["head_dim"]}
+    L, kinds, pattern = m.layers(), types["layer_types"], "attention.sliding_window_pattern"
+    n = L - found["num_kv_shared_layers"]
+    if n < L and kinds[max(n - 2, 0) : n] != [SLIDING, FULL]:
+        raise m.wrong(pattern, "true and false in the last two layers with keys of their own")
+    for suffix, d in sizes.items():
+        m.require(f"attention.value_length{suffix}", d)
+        m.require(f"rope.dimension_count{suffix}", d)
+    units, heads = of_layers(m, "feed_forward_length"), of_layers(m, "attention.head_count_kv")
+    of_kind = dict(zip(kinds, heads, strict=True))
+    if [of_kind[kind] for kind in kinds] != heads:
+        raise m.wrong("attention.head_count_kv", "the same number in all layers of a kind")
+    is_wide = units != units[:1] * L
+    if is_wide and units != units[:1] * n + [2 * units[0]] * (L - n):
+        raise m.wrong("feed_forward_length", "the same number, or twice as many without keys of their own")
+    first = kinds.index(FULL) if FULL in kinds else 0
+    of_full = {"head_dim": sizes[""], "num_key_value_heads": of_kind.get(FULL, heads[0])}
+    rotary, own = {"rope_type": "default", "rope_theta": m.number("rope.freq_base")}, "per_layer_token_embd.weight"
+    if m.has(ROPE_FACTORS):
+        rotary |= {"rope_type": "proportional", "partial_rotary_factor": _share_of_pairs(m, sizes[""])}
+    return types | {
+        "intermediate_size": units[0],
+        "num_key_value_heads": of_kind.get(SLIDING, heads[0]),
+        "per_layer_config": {str(l): of_full for l, kind in enumerate(kinds) if kind == FULL},
+        "attention_k_eq_v": not m.has(f"blk.{first}.attn_v.weight"),
+        "use_double_wide_mlp": is_wide,
+        "enable_moe_block": bool(found["num_experts"]),
+        **({"vocab_size_per_layer_input": m.file.tensors[own].shape[0]} if m.has(own) else {}),
+        **in_windows(rotary, m.number("rope.freq_base_swa")),
+    }
+
+
+def _share_of_pairs(m: Metadata, d: int) -> float:
+    """Return how many of the pairs of d rows are turned: those whose frequency is divided by 1, and not by 10^30."""
+    factors = m.file.read(ROPE_FACTORS).reshape(-1)
+    n = int((factors == 1).sum())
+    if not np.array_equal(factors, turned_pairs(n, d)):
+        raise m.wrong(ROPE_FACTORS, f"1 and then 1e30, {d // 2} numbers in all")
+    return 2 * n / d
+
+
 def windows(m: Metadata, found: State, pattern: int, *, largest: int) -> State:
     """Return the fields on which layers have windows and on the scale of the scores; as in llama.cpp, the model with
     ``largest`` layers divides its scores by √(d_e/H).
@@ -414,3 +550,22 @@ def of_nemotron(state: State) -> dict[str, Any]:
 def of_kimi(state: State) -> dict[str, Any]:
     """Return Kimi Linear's metadata: latents as in DeepSeek's, and how many of the first layers have an MLP."""
     return {**heads_of_layers(state, 1), **_of_latents(state), "attention.value_length_mla": state["v_head_dim"]}
+
+
+def of_gemma4(state: State) -> dict[str, Any]:
+    """Return Gemma 4's metadata."""
+    kinds, n = state["layer_types"], len(state["layer_types"]) - state["num_kv_shared_layers"]
+    sizes, heads = {"": state["global_head_dim"], "_swa": state["head_dim"]}, state["num_global_key_value_heads"]
+    return {
+        **{
+            f"{key}{suffix}": d
+            for suffix, d in sizes.items()
+            for key in ("attention.value_length", "rope.dimension_count")
+        },
+        "attention.sliding_window_pattern": [kind == SLIDING for kind in kinds],
+        "attention.head_count_kv": [state["num_key_value_heads"] if kind == SLIDING else heads for kind in kinds],
+        "feed_forward_length": [
+            state["intermediate_size"] * (1 + (state["use_double_wide_mlp"] and l >= n)) for l in range(len(kinds))
+        ],
+        "rope.freq_base_swa": state["rope_parameters"][SLIDING]["rope_theta"],
+    }

@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from training.interchange import gguf_fields as fields
-from training.interchange import gguf_gemma4
 from training.interchange.description import Model, entries_in
-from training.interchange.gguf_fields import State
+from training.interchange.gguf_fields import ROTARY, State, with_rotary
 from training.interchange.gguf_file import Keys, Metadata
-from training.interchange.gguf_rotary import ROTARY, with_rotary
 from training.interchange.mapping import Entry, Shape
 
 NOTHING: Any = MappingProxyType({})
@@ -356,9 +354,7 @@ KINDS: dict[str, Kind] = {
         shifted=True,
         ties=True,
     ),
-    "gemma4": Kind(
-        gguf_gemma4.KEYS, gguf_gemma4.read, gguf_gemma4.written, types=("gemma4_text",), base=None, layer=_GEMMA4
-    ),
+    "gemma4": Kind(fields.GEMMA4, fields.gemma4, fields.of_gemma4, ("gemma4_text",), base=None, layer=_GEMMA4),
     "qwen3next": Kind(
         fields.QWEN3_NEXT,
         derived=fields.interval_of,

@@ -13,9 +13,9 @@ from training.interchange.architectures import ARCHITECTURES
 from training.interchange.containers import Tensors
 from training.interchange.description import CYCLE
 from training.interchange.errors import InterchangeError
+from training.interchange.gguf_fields import ROPE_FACTORS
 from training.interchange.gguf_file import GGUFFile, Metadata
 from training.interchange.gguf_kinds import KINDS, LISTED, TOKENS, W_U, Kind
-from training.interchange.gguf_rotary import ROPE_FACTORS
 from training.interchange.mapping import Shape
 from training.interchange.unsupported import NEEDS
 

@@ -17,11 +17,10 @@ from algorithms.lines import Experts, Llama3, Mamba2, Parallel, Rotary
 from training.interchange import mapping
 from training.interchange.description import CYCLE, Architecture, Fields, Model, differences
 from training.interchange.errors import InterchangeError
-from training.interchange.gguf_fields import of_heads
+from training.interchange.gguf_fields import ROPE_FACTORS, factors_of, of_heads, turned_pairs
 from training.interchange.gguf_file import TensorInfo, import_gguf, key_of
 from training.interchange.gguf_kinds import FLOAT32, KINDS, LISTED, part_of
 from training.interchange.gguf_models import TIED, renamed, state_of
-from training.interchange.gguf_rotary import ROPE_FACTORS, factors_of, turned_pairs
 
 ARCHITECTURE = "general.architecture"
 EXACT = ("ffn_gate_inp", "position_embd")
