@@ -1,5 +1,5 @@
-"""Algorithms 1 and 2 against the oracle, the gradient of a lookup, both published forms of the sinusoids, and the
-frequencies of rotary positions for longer texts.
+"""Algorithms 1, 2 and 7 and equation (2) against the oracle, the gradient of a lookup, both published forms of the
+sinusoids, and the frequencies of rotary positions for longer texts.
 """
 
 import math
@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import algorithms as alg
-from algorithms import positional_embedding, sinusoidal_positional_embedding, token_embedding
+from algorithms import positional_embedding, sinusoidal_positional_embedding, token_embedding, unembedding
 from algorithms.alg01_embedding import sinusoid
-from algorithms.lines import Embedding, Linear, Llama3, Rotary, Yarn
+from algorithms.lines import Embedding, Linear, Llama3, Rotary, Unembedding, Yarn
 from algorithms.ops import linear
+from algorithms.ops.activation import softmax
 from tests import cases
 from training import oracle
 from training.oracle.positions import rotary_frequencies
@@ -37,18 +38,11 @@ def test_the_papers_sinusoids_are_the_oracles(l_max):
     cases.assert_close(W_p, oracle.sinusoidal_positional_embedding(10, l_max))
 
 
-def test_vaswanis_sinusoids_by_their_formula():
-    d_e, l_max = 6, 11
-    W_p = sinusoidal_positional_embedding(d_e, l_max, base=10000, dtype=jnp.dtype("float64"))
-    for t in range(l_max):
-        for i in range(d_e // 2):
-            angle = t / 10000 ** (2 * i / d_e)
-            assert W_p[2 * i, t] == pytest.approx(math.sin(angle), abs=1e-15)
-            assert W_p[2 * i + 1, t] == pytest.approx(math.cos(angle), abs=1e-15)
-
-
 def test_the_sinusoids_of_published_models_by_their_formulas():
+    """Vaswani's from position 0, sines and cosines by turns; those of others in halves."""
     angle = np.arange(11) / 10000 ** (2 * np.arange(3)[:, None] / 6)
+    W_p = sinusoidal_positional_embedding(6, 11, base=10000, dtype=jnp.dtype("float64"))
+    np.testing.assert_allclose(W_p, np.stack([np.sin(angle), np.cos(angle)], axis=1).reshape(6, 11), atol=1e-15)
     found = sinusoid(np.arange(11), 6, base=10000, form="sinusoidal_halves")
     assert isinstance(found, np.ndarray)  # computed in float64, whatever JAX has
     np.testing.assert_allclose(found, np.concatenate([np.sin(angle), np.cos(angle)]), atol=1e-15)
@@ -126,3 +120,37 @@ def test_a_token_outside_of_the_matrix_makes_the_gradient_nan(outside, implement
     finite = np.isfinite(spoilt).all(axis=0)
     finite[3] = False  # which is told one time less
     np.testing.assert_allclose(spoilt[:, finite], inside[:, finite], rtol=0, atol=1e-15)
+
+
+def test_the_columns_are_unembedded_one_by_one_and_the_bias_is_added():
+    X, W_u, b_u = cases.normal(5, 2, 3), cases.normal(7, 5, seed=1), cases.normal(7, seed=2)
+    P = unembedding(X, W_u, b_u=b_u)
+    for b, t in np.ndindex(2, 3):
+        expected = oracle.softmax(np.asarray(W_u) @ np.asarray(X[:, b, t]) + np.asarray(b_u))
+        np.testing.assert_allclose(P[:, b, t], expected, rtol=1e-12)
+
+
+def test_a_tied_unembedding_may_scale_its_input():
+    X, W_e = cases.normal(5, 3), cases.normal(5, 7, seed=1)
+    theta = SimpleNamespace(W_e=W_e, W_u=None, b_u=None)
+    cases.assert_close(Unembedding(tied=True, scaled=True).logits(X, theta), W_e.T @ X / np.sqrt(5))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_large_logits_do_not_overflow(dtype):
+    W_u = jnp.array([[1e4], [-1e4], [1e4]], dtype)
+    np.testing.assert_array_equal(unembedding(jnp.ones(1, dtype), W_u), [0.5, 0, 0.5])
+
+
+def test_a_column_of_minus_infinity_is_0_and_sends_no_gradient():
+    A = jnp.array([[0.0, -jnp.inf], [-jnp.inf, -jnp.inf]])
+    np.testing.assert_array_equal(softmax(A), [[1, 0], [0, 0]])
+    np.testing.assert_array_equal(jax.jit(jax.grad(lambda A: (softmax(A) ** 2).sum()))(A), np.zeros((2, 2)))
+
+
+def test_bfloat16_probabilities_are_formed_in_float32():
+    e, W_u = (cases.normal(*shape, dtype=jnp.bfloat16) for shape in ((5,), (7, 5)))
+    p = unembedding(e, W_u)
+    expected = oracle.unembedding(np.asarray(e, np.float64), np.asarray(W_u, np.float64))
+    assert p.dtype == jnp.float32
+    np.testing.assert_allclose(np.asarray(p, np.float64), expected, rtol=1e-5)

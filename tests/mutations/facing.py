@@ -3,7 +3,7 @@
 __all__ = ["FACING", "facing"]
 
 FACING = {
-    "alg01_embedding": "embedding unembedding errors loss",
+    "alg01_embedding": "embedding errors loss",
     "alg03_attention": "attention backward project/crosscheck",
     "alg06_layer_norm": "normalization backward family",
     "alg08_ed_transformer": "transformers family project/crosscheck_variants",
@@ -15,7 +15,7 @@ FACING = {
     "masks": "masks transformers tiles sharding models",
     "model/attention": "family distances transformers initialization own_lines project/crosscheck_variants",
     "model/distances": "distances family models project/crosscheck_variants",
-    "model/embedding": "embedding unembedding family transformers project/crosscheck_variants",
+    "model/embedding": "embedding family transformers project/crosscheck_variants",
     "model/experts": "experts family models project/crosscheck_variants",
     "model/mlp": "transformers family project/crosscheck_variants",
     "model/norm": "normalization initialization family transformers project/crosscheck_variants",
