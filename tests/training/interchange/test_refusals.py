@@ -29,7 +29,7 @@ from algorithms import (
     ETransformerConfig,
 )
 from algorithms.lines import Unembedding
-from tests.algorithms.test_layers_that_differ import GATED
+from tests.algorithms.test_layers import GATED
 from tests.cases import random_theta
 from tests.interchange_cases import change_config, tensors_of
 from tests.run_cases import files_end_at
