@@ -21,16 +21,7 @@ from algorithms.losses import losses_of, mtp_token_losses
 from algorithms.machinery.arrays import AnyArray, as_ids
 from algorithms.machinery.contract import algorithm
 from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
-from algorithms.notation import (
-    Choice,
-    ContextLengths,
-    Epochs,
-    Lengths,
-    PrimaryLengths,
-    Probability,
-    Rate,
-    mask_token,
-)
+from algorithms.notation import Choice, ContextLengths, Epochs, Lengths, PrimaryLengths, Probability, Rate, mask_token
 from algorithms.ops.dropout import by_own_key
 
 T = TypeVar("T", bound=Any)

@@ -316,14 +316,7 @@ OWN = {
 }
 
 
-def lines_of(
-    algorithm: str,
-    x: Tokens | Columns,
-    theta: Any,
-    *,
-    positions: Any = None,
-    **fields: Any,
-) -> Lines:
+def lines_of(algorithm: str, x: Tokens | Columns, theta: Any, *, positions: Any = None, **fields: Any) -> Lines:
     """The lines of θ's variant for a sequence x, tokens or columns of embeddings, with its positions.
 
     ``algorithm`` is one of `OWN`, ``positions`` are those of the columns (None: 0 … l − 1), and the rest are fields of

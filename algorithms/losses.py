@@ -15,14 +15,7 @@ from algorithms.machinery.contract import compiled
 from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, SelfMask
 from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
 from algorithms.mtp import mtp_hidden_state
-from algorithms.notation import (
-    ContextLength,
-    Length,
-    LoopOptions,
-    PrimaryLength,
-    Share,
-    mask_token,
-)
+from algorithms.notation import ContextLength, Length, LoopOptions, PrimaryLength, Share, mask_token
 from algorithms.ops.log_loss import token_losses
 
 

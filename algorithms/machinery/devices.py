@@ -195,11 +195,7 @@ def tokens_are_split(Q: Array) -> bool:
 
 
 def split_attention(
-    kernel: Callable[..., Array],
-    tiles: tuple[Array, ...],
-    scores: Any,
-    axes: Callable[[], Any],
-    balanced: bool = False,
+    kernel: Callable[..., Array], tiles: tuple[Array, ...], scores: Any, axes: Callable[[], Any], balanced: bool = False
 ) -> Array:
     """``kernel(*tiles, scores, first)``, run by each device for its heads and queries.
 

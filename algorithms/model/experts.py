@@ -115,11 +115,7 @@ class Experts(MLP):
 
     @numbered
     def __call__(
-        self,
-        X: Float[Array, "d_e *columns"],
-        W: ExpertsParams,
-        *,
-        activation: Activation,
+        self, X: Float[Array, "d_e *columns"], W: ExpertsParams, *, activation: Activation
     ) -> Float[Array, "d_e *columns"]:
         """The mixture; the same hidden units of each expert are dropped."""
         norm: Any = self.normalize_output

@@ -68,11 +68,7 @@ class MLP(Line):
 
     @numbered
     def __call__(
-        self,
-        X: Float[Array, "d_e *columns"],
-        W: MLPParams,
-        *,
-        activation: Activation,
+        self, X: Float[Array, "d_e *columns"], W: MLPParams, *, activation: Activation
     ) -> Float[Array, "d_e *columns"]:
         """The MLP, with this activation f."""
         U = linear(W.W_mlp1, X, W.b_mlp1)  # inside

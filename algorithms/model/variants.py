@@ -40,26 +40,18 @@ BERT = PAPER.but(
 """Devlin et al. 2018: Algorithm 9 with normalized embeddings and an output bias; `N_types` adds token types."""
 
 ALBERT = BERT.but(
-    embedding=Embedding(normalized=True, factored=True),
-    mlp=MLP(activation="gelu_tanh"),
-    shared_layers=12,
+    embedding=Embedding(normalized=True, factored=True), mlp=MLP(activation="gelu_tanh"), shared_layers=12
 )
 """Lan et al. 2020: BERT whose 12 layers (24 in "large") share their parameters, and whose embeddings have d_in rows."""
 
-GPT2 = PAPER.but(
-    norm=LayerNorm(epsilon=1e-5),
-    mlp=MLP(activation="gelu_tanh"),
-    unembedding=Unembedding(tied=True),
-)
+GPT2 = PAPER.but(norm=LayerNorm(epsilon=1e-5), mlp=MLP(activation="gelu_tanh"), unembedding=Unembedding(tied=True))
 """Radford et al. 2019: Algorithm 10 with the tanh approximation of GELU and tied unembedding."""
 
 GPT3 = GPT2.but(attention=(Attention(), Attention(window=256)))
 """Brown et al. 2020: GPT2 whose layers alternate between full and windowed attention (of an unpublished width)."""
 
 GOPHER = GPT2.but(
-    embedding=Embedding(positions=None),
-    norm=RMSNorm(epsilon=1e-5),
-    attention=Attention(positions=TransformerXL()),
+    embedding=Embedding(positions=None), norm=RMSNorm(epsilon=1e-5), attention=Attention(positions=TransformerXL())
 )
 """Rae et al. 2021: GPT2 with RMSnorm and the relative positions of Transformer-XL."""
 
@@ -85,14 +77,11 @@ MINISTRAL3 = LLAMA.but(
             temperature=Temperature(c=0.1, n=16_384, first=0),
         ),
         biases=False,
-    ),
+    )
 )
 """Mistral AI 2025 (Ministral 3): LLAMA with YaRN, and queries that grow with their position."""
 
-QWEN2 = LLAMA.but(
-    norm=RMSNorm(epsilon=1e-6),
-    attention=Attention(positions=Rotary(base=1_000_000.0), biases="qkv"),
-)
+QWEN2 = LLAMA.but(norm=RMSNorm(epsilon=1e-6), attention=Attention(positions=Rotary(base=1_000_000.0), biases="qkv"))
 """Yang et al. 2024: LLAMA with biases for queries, keys and values."""
 
 SEED_OSS = QWEN2.but(attention=Attention(positions=Rotary(base=10_000_000.0), biases="qkv"))
@@ -160,7 +149,7 @@ OLMO3 = OLMO2.but(
     attention=(
         *[_OLMO2_ATTENTION.but(window=4096)] * 3,
         _OLMO2_ATTENTION.but(positions=Rotary(base=500_000.0, scaling=Yarn(factor=8.0, l_original=8192))),
-    ),
+    )
 )
 """OLMo Team 2025: OLMO2 in which three of four layers have windows, and the fourth scaled frequencies."""
 
@@ -212,8 +201,7 @@ _NEMOTRON_MAMBA = Mamba2(n=128, n_keys=8, d_key=128, d_value=64, delta_min=0.001
 _NEMOTRON_MLP = MLP(activation="relu_squared", biases=False)
 
 NEMOTRON_H = LLAMA.but(
-    attention=(*[_NEMOTRON_MAMBA] * 5, Attention(biases=False)),
-    mlp=(*[_NEMOTRON_MLP] * 4, None, _NEMOTRON_MLP),
+    attention=(*[_NEMOTRON_MAMBA] * 5, Attention(biases=False)), mlp=(*[_NEMOTRON_MLP] * 4, None, _NEMOTRON_MLP)
 )
 """NVIDIA 2025 (Nemotron-H 8B): ARCEE without positions; Mamba-2 in five of six layers, the last without an MLP.
 
@@ -288,10 +276,7 @@ GEMMA4 = GEMMA.but(
 _GEMMA4_FIRST = (*[_GEMMA4_WINDOW.but(window=512)] * 4, _GEMMA4_GLOBAL)
 
 GEMMA4_E = GEMMA4.but(
-    attention=(
-        *_GEMMA4_FIRST * 3,
-        *(*[_GEMMA4_FIRST[0].but(keys_of=13)] * 4, _GEMMA4_GLOBAL.but(keys_of=14)) * 4,
-    ),
+    attention=(*_GEMMA4_FIRST * 3, *(*[_GEMMA4_FIRST[0].but(keys_of=13)] * 4, _GEMMA4_GLOBAL.but(keys_of=14)) * 4),
     mlp=(*[_GEMMA4_MLP] * 15, *[_GEMMA4_MLP.but(d_mlp=12_288)] * 20),
     layer_end=LayerEnd(d=256),
 )
@@ -308,11 +293,7 @@ _RG_LRU = RGLRU(n=10, d=256)
 
 RECURRENT_GEMMA = GEMMA.but(
     embedding=Embedding(positions=None, scaled="bfloat16"),
-    attention=(
-        _RG_LRU,
-        _RG_LRU,
-        Attention(positions=Rotary(base=10_000.0, share=0.5), biases="out", window=2048),
-    ),
+    attention=(_RG_LRU, _RG_LRU, Attention(positions=Rotary(base=10_000.0, share=0.5), biases="out", window=2048)),
     mlp=MLP(activation="gelu_tanh", gated=True),
     unembedding=Unembedding(tied=True, cap=30.0),
 )
@@ -320,10 +301,7 @@ RECURRENT_GEMMA = GEMMA.but(
 
 _LFM2_ATTENTION = Attention(positions=Rotary(base=1_000_000.0), biases=False, normalize_heads=RMSNorm(epsilon=1e-5))
 
-LFM2 = LLAMA.but(
-    attention=(*[ShortConvolution(d=2048)] * 2, _LFM2_ATTENTION),
-    unembedding=Unembedding(tied=True),
-)
+LFM2 = LLAMA.but(attention=(*[ShortConvolution(d=2048)] * 2, _LFM2_ATTENTION), unembedding=Unembedding(tied=True))
 """Liquid AI 2025 (LFM2-1.2B): QWEN3 with short convolutions in two of three layers, tied; the published ends faster."""
 
 GLM4 = LLAMA.but(
@@ -365,10 +343,7 @@ _EXAONE4_ATTENTION = Attention(biases=False, normalize_heads=_EXAONE4_NORM, norm
 
 EXAONE4 = OLMO2.but(
     norm=LLAMA.norm,
-    attention=(
-        *[_EXAONE4_ATTENTION.but(positions=Rotary(base=1_000_000.0), window=4096)] * 3,
-        _EXAONE4_ATTENTION,
-    ),
+    attention=(*[_EXAONE4_ATTENTION.but(positions=Rotary(base=1_000_000.0), window=4096)] * 3, _EXAONE4_ATTENTION),
     mlp=MLP(activation="silu", gated=True, biases=False, normalize_output=LLAMA.norm),
 )
 """LG AI Research 2025 (EXAONE 4.0, 32B): OLMO2 with norms of each head, and windows and positions in three of four."""
@@ -447,8 +422,7 @@ MARIAN = PAPER.but(
 _experts = functools.partial(Experts, activation="silu", gated=True, biases=False)
 
 MIXTRAL = LLAMA.but(
-    attention=Attention(positions=Rotary(base=1_000_000.0), biases=False),
-    mlp=_experts(n=8, k=2, balance=0.02),
+    attention=Attention(positions=Rotary(base=1_000_000.0), biases=False), mlp=_experts(n=8, k=2, balance=0.02)
 )
 """Jiang et al. 2024: LLAMA in which each token takes two of eight gated MLPs."""
 
@@ -499,10 +473,7 @@ _LLAMA4_CHUNKS = Attention(positions=Rotary(base=500_000.0, pairs="neighbors"), 
 
 LLAMA4 = LLAMA.but(
     attention=(*[_LLAMA4_CHUNKS] * 3, Attention(positions=Temperature(), biases=False)),
-    mlp=(
-        *LLAMA.mlps,
-        _experts(n=128, k=1, scores="sigmoid", renormalized=False, weighted="inputs", shared=1),
-    ),
+    mlp=(*LLAMA.mlps, _experts(n=128, k=1, scores="sigmoid", renormalized=False, weighted="inputs", shared=1)),
 )
 """Meta 2025 (Llama 4 Maverick, text): LLAMA with chunks in three of four layers, and one of 128 MLPs in every second.
 

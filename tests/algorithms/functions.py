@@ -116,8 +116,7 @@ CASES = {
     "ed_transformer, of columns": Case({"x": X, "theta": ED}, {"z": z, "z_length": 3}),
     "d_training": Case({"theta": D, **ETA}, {"x": TEXTS, "N_epochs": 1, "length": np.array([5, 0])}),
     "e_training": Case(
-        {"theta": E, **ETA},
-        {"x": TEXTS, "N_epochs": 1, "p_mask": 0.5, "key": cases.key(0), "length": np.array([5, 3])},
+        {"theta": E, **ETA}, {"x": TEXTS, "N_epochs": 1, "p_mask": 0.5, "key": cases.key(0), "length": np.array([5, 3])}
     ),
     "ed_training": Case(
         {"theta": ED, **ETA},

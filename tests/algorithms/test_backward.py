@@ -125,11 +125,7 @@ MASKS = {
     "padding": (alg.padding(7), 11, 13),
     "padding of everything": (alg.padding(0), 11, 13),
     "conjunction": (alg.banded(6) & alg.padding(9), 13, 13),
-    "documents": (
-        alg.UNIDIRECTIONAL & cases.documents([0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3]),
-        13,
-        13,
-    ),
+    "documents": (alg.UNIDIRECTIONAL & cases.documents([0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3]), 13, 13),
     "prefix": (alg.prefix(6), 13, 13),
     "prefix, more context": (alg.prefix(9), 13, 7),
     "prefix, near, with padding": (alg.prefix(6) & alg.near(4) & alg.padding(9), 13, 13),

@@ -237,9 +237,7 @@ def test_no_check_copies_from_an_accelerator_or_another_process(on_device):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-    "at_hand",
-    [-1, np.array([1, -1]), cases.array(-1), OnDevice("cpu")],
-    ids=lambda value: type(value).__name__,
+    "at_hand", [-1, np.array([1, -1]), cases.array(-1), OnDevice("cpu")], ids=lambda value: type(value).__name__
 )
 def test_values_at_hand_are_checked_at_every_call(at_hand):
     for _ in range(2):

@@ -26,10 +26,7 @@ EACH, ONE = (np.random.default_rng(6).random(shape) < 0.5 for shape in ((*BATCH,
 MASKS = {
     "none": (alg.BIDIRECTIONAL, lambda i: t_z >= 0),
     "one rule for all": (alg.UNIDIRECTIONAL & alg.banded(4), lambda i: (t_x - 4 < t_z) & (t_z <= t_x)),
-    "a window of all": (
-        alg.near(2) & alg.padding(cases.array(4)),
-        lambda i: (abs(t_x - t_z) < 2) & (t_z < 4),
-    ),
+    "a window of all": (alg.near(2) & alg.padding(cases.array(4)), lambda i: (abs(t_x - t_z) < 2) & (t_z < 4)),
     "one length for all": (alg.padding(cases.array(4)), lambda i: t_z < 4),
     "a length of each": (
         alg.UNIDIRECTIONAL & alg.padding(cases.array(OF_LENGTH)),

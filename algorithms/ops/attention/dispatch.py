@@ -35,10 +35,7 @@ ATTENTION_RESIDUALS = ("V_tilde", "log_sum_exp", "A")
 RULES = {"dense": dense_attention, "blockwise": blockwise_attention, "strips": strips_attention}
 """Name of a hand-derived rule → the rule."""
 
-LIBRARY_KERNELS = {
-    "cudnn": (cudnn_attention, cudnn_refuses),
-    "pallas": (pallas_attention, pallas_refuses),
-}
+LIBRARY_KERNELS = {"cudnn": (cudnn_attention, cudnn_refuses), "pallas": (pallas_attention, pallas_refuses)}
 """Name of a library's kernel → the kernel, and the function that says why it is not available for these arguments."""
 
 KERNEL_OF = {"gpu": "cudnn", "cuda": "cudnn", "tpu": "pallas"}
