@@ -1,12 +1,13 @@
 """The models of today: each is its changed lines, exactly; every implementation computes them, and a cache does too.
 
 The rows are the named variants and, for each of Algorithms 8 to 10, a covering array of all pairs of the lines' values
-(``tests.family_cases``); the independent judge is ``training.oracle.family``, loops of NumPy that were
-written from the publications.
+(``tests.family_cases``), and the published records at drawn sizes; the independent judge is ``training.oracle.family``,
+loops of NumPy that were written from the publications.
 """
 
 import functools
 import json
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,10 @@ from algorithms.lines import Attention, LayerNorm
 from algorithms.machinery.record import Record
 from algorithms.masks import StructuralMask
 from tests import family_cases as cases
-from tests.cases import assert_trees_close, quick_of, small_blocks
+from tests.cases import assert_trees_close, quick_of, random_theta, small_blocks
+from tests.conftest import SEED
+from training.crosscheck.changes import ARCHITECTURES
+from training.crosscheck.models import small
 from training.generation import generate, translate
 
 pytestmark = pytest.mark.sampled(2)
@@ -169,3 +173,49 @@ def test_a_variant_names_what_it_changes_and_nothing_else():
     }
     assert changed == {"embedding", "norm", "attention", "mlp"}
     assert set(alg.LLAMA.to_json()) - {"record"} == changed
+
+
+def drawn(name):
+    """A configuration of a record at sizes that no multiple of 8 divides, with heads that share no keys and values or
+    all, and parameters with which half of the experts have the same score.
+    """
+    rng, variant = np.random.default_rng(zlib.crc32(f"{SEED} {name}".encode())), small(alg.VARIANTS[name])
+    H = int(rng.choice([6] if any(getattr(line, "d_head", None) for line in variant.attentions) else [1, 3, 5, 6]))
+    groups = [n for n in (1, H) if all(type(line).__name__ != "Latent" for line in variant.attentions)] or [1]
+    d_e, d_attn, d_mid = (2 * int(rng.choice([3, 5, 7, 9])) for _ in range(3))
+    is_part = any(getattr(line.positions, "share", 1) < 1 for line in variant.attentions)
+    sizes = {"N_V": 2 * int(rng.integers(6, 12)) + 1, "l_max": 23, "d_e": d_e, "d_mlp": 2 * int(rng.integers(3, 9)) + 1}
+    sizes |= {"H": H, "H_kv": H // int(rng.choice(groups)), "d_attn": d_attn * (1 + is_part), "d_mid": d_mid}
+    L = 2 * int(rng.integers(0, 3)) + max(variant.cycle, variant.shared_layers) // 2 * 2 + 1
+    L = variant.shared_layers if variant.shared_layers > 1 else 3 if variant.lenders else L
+    number, sizes = ARCHITECTURES.get(name, 10), {**sizes, "variant": variant}
+    if number == 8:
+        config = alg.EDTransformerConfig(L_enc=L, L_dec=L, **sizes)
+    else:
+        config = (alg.ETransformerConfig if number == 9 else alg.DTransformerConfig)(L=L, **sizes)
+
+    def tied(path, a):
+        of_router = jax.tree_util.keystr(path).rpartition(".")[2] in ("W_r", "b_r", "b_choice")
+        return a.at[:, a.shape[1] // 2 :].set(0) if of_router else a
+
+    return config, jax.tree_util.tree_map_with_path(tied, random_theta(config))
+
+
+@pytest.mark.end_to_end
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", alg.VARIANTS)
+def test_a_record_is_the_oracles_at_drawn_sizes(name):
+    config, theta = drawn(name)
+    rng, algorithm = np.random.default_rng(1), ARCHITECTURES.get(name, 10)
+    x, z = rng.integers(0, config.N_V, 13), rng.integers(0, config.N_V, 11)
+    context = {"z": z} if algorithm == 8 else {}
+    expected = cases.oracle_logits(x, theta, config.variant, **context)
+    logits = {8: alg.ed_logits, 9: alg.e_logits, 10: alg.d_logits}[algorithm]
+    found = logits(*map(jnp.asarray, (*context.values(), x)), theta)
+    np.testing.assert_allclose(found, expected, atol=1e-9 * np.abs(expected).max())
+    if algorithm == 10:
+        options = {"l_gen": 2, "tau": 0.0, "key": jax.random.key(0)}
+        first, second = generate(theta, x[None], lengths=[len(x)], config=config, **options)[0]
+        assert first == expected[:, -1].argmax()
+        again = cases.oracle_logits([*x, first], theta, config.variant)
+        assert second == again[:, -1].argmax()
