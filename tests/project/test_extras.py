@@ -28,11 +28,11 @@ text = open("text.txt").read()
 pyarrow.parquet.write_table(pyarrow.table({"text": text.split("\\n\\n")[:-1]}), "text.parquet")
 open("text.txt.zst", "wb").write(zstd.compress(text.encode()))"""
 READ_SENTENCEPIECE = """import sentencepiece, pathlib
-from training.interchange.sentencepiece_files import read
+from training.interchange.gguf_tokenizer import read_pieces
 sentencepiece.SentencePieceTrainer.train(
     input="text.txt", model_prefix="tokenizer", vocab_size=300, model_type="bpe", byte_fallback=True,
     normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2)
-assert read(pathlib.Path(), 300).encode("The cat")"""
+assert read_pieces(pathlib.Path(), 300).encode("The cat")"""
 
 COMMANDS = {
     "train": (TRAIN, "scripts/generate.py runs/d --prompt The --l_gen 4", "scripts/evaluate.py runs/d"),

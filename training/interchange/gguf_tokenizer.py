@@ -6,6 +6,7 @@ or insert a space after every special token), this module follows the original, 
 of a tokenizer is found by reading the metadata back.
 """
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import LibraryTokenizer, NumberTokenizer, Tokenizer
+from training.extras import install
 from training.interchange import tokenizer_files
 from training.interchange.description import Model
 from training.interchange.errors import InterchangeError
@@ -30,6 +32,14 @@ ENDS_BY_TEXT = (
     "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
 )  # fmt: skip
 """Tokens that end a text by what they are called, as for llama.cpp, since many files name only one by its ID."""
+
+SENTENCEPIECE = "tokenizer.model"
+SAMPLES = (
+    "The quick brown fox jumps over the lazy dog, 1234 times.",
+    "  two spaces, a\ttab and\na line; café, naïve, Привет, 你好, 🎉 <s> ▁x",
+    "def f(x):\n    return x ** 2  # comment",
+)
+"""Texts on which the library's tokenizer has to agree with SentencePiece's own."""
 
 _BEFORE, _CONTRACTIONS = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -146,6 +156,51 @@ def read(path: Path, metadata: dict[str, Any], N_V: int) -> LibraryTokenizer | N
     return LibraryTokenizer(inner, special=special, chat_template=fields.get("chat_template", str, None))
 
 
+def read_pieces(path: Path, N_V: int) -> LibraryTokenizer | None:
+    """Return the tokenizer of a model with N_V tokens, from the SentencePiece model beside a checkpoint that has no
+    tokenizer.json; None if there is no such file. Raises InterchangeError without the package (of the extra
+    ``translation``), or if it is of another kind than byte pair encoding, or has more tokens than the model.
+    """
+    file = path / SENTENCEPIECE
+    if not file.is_file():
+        return None
+    try:
+        processor = importlib.import_module("sentencepiece").SentencePieceProcessor(model_proto=file.read_bytes())
+    except ModuleNotFoundError:
+        raise InterchangeError(f"{file}: reading it needs sentencepiece: {install('translation')}") from None
+    except (OSError, RuntimeError) as error:
+        raise InterchangeError(f"{file}: expected a SentencePiece model ({str(error)[:80]})") from None
+    found = read(file, _of_sentencepiece(processor), N_V)
+    assert found
+    for text in SAMPLES:
+        if found.encode(text) != processor.encode(text):
+            raise InterchangeError(
+                f"{file}: expected byte pair encoding of SentencePiece's usual kind, got one that splits "
+                f"{text[:20]!r}… in another way; add the model's tokenizer.json"
+            )
+    return found
+
+
+def _of_sentencepiece(model: Any) -> dict[str, Any]:
+    """Return what a GGUF file says of a SentencePiece model."""
+    n = model.get_piece_size()
+    kinds = (
+        (model.is_unknown, UNKNOWN),
+        (model.is_control, CONTROL),
+        (model.is_unused, UNUSED),
+        (model.is_byte, BYTE),
+    )
+    named = {"bos": model.bos_id(), "eos": model.eos_id()}
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [model.id_to_piece(i) for i in range(n)],
+        "tokenizer.ggml.scores": [float(model.get_score(i)) for i in range(n)],
+        "tokenizer.ggml.token_type": [next((kind for of, kind in kinds if of(i)), NORMAL) for i in range(n)],
+        "tokenizer.ggml.add_space_prefix": model.encode("a", out_type=str)[0].startswith("▁"),
+        **{f"tokenizer.ggml.{name}_token_id": token for name, token in named.items() if token >= 0},
+    }
+
+
 def _byte_level(fields: _Fields, tokens: list[str], types: list[int]) -> tuple[library.Tokenizer, bool]:
     """Return byte-level BPE, and whether a text begins with bos by default."""
     name = fields.get("ggml.pre", str, "default")
@@ -195,15 +250,8 @@ def _sentencepiece(fields: _Fields, tokens: list[str], types: list[int]) -> tupl
     merges = _listed(fields) if fields.get("ggml.model", str, None) == "gemma4" else _merges(fields, tokens, types)
     vocabulary = {token: i for i, token in enumerate(tokens)}
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
-    inner = library.Tokenizer(
-        models.BPE(
-            vocabulary,
-            merges,
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback="<0x00>" in vocabulary,
-        )
-    )
+    bpe = models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback="<0x00>" in vocabulary)
+    inner = library.Tokenizer(bpe)
     prefixed = fields.get("ggml.add_space_prefix", bool, not fields.architecture.startswith("gemma"))
     spaces = normalizers.Replace(" ", "▁")
     inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefixed else spaces

@@ -35,7 +35,6 @@ from training.interchange import (
     gguf_writing,
     mapping,
     peft,
-    sentencepiece_files,
     tokenizer_files,
     towers,
 )
@@ -388,7 +387,7 @@ def _read(
     if isinstance(tensors, GGUFTensors):
         tokenizer = gguf_tokenizer.read(path, tensors.file.metadata, model.config.N_V)
     else:
-        tokenizer = tokenizer_files.read(path, fields, model) or sentencepiece_files.read(path, model.config.N_V)
+        tokenizer = tokenizer_files.read(path, fields, model) or gguf_tokenizer.read_pieces(path, model.config.N_V)
     tokenizer = tokenizer or NumberTokenizer(tokenizer_files.special_tokens(path, fields, model, None))
     return _Checkpoint(model, template, leaves, tokenizer, fields, license_of(path, tensors), note)
 

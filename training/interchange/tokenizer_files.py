@@ -12,7 +12,6 @@ from training.data.records import DataError
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import LibraryTokenizer, NumberTokenizer, Tokenizer, load_tokenizer
 from training.data.translation_tokenizers import SentencePieceTokenizer
-from training.interchange import translation_files
 from training.interchange.description import Fields, Model, read_json
 from training.interchange.errors import InterchangeError
 
@@ -24,6 +23,9 @@ TEMPLATE = "chat_template.jinja"
 CLASSES = {"bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "bart": "BartTokenizer"}
 """The class of a tokenizer by its model's `model_type`, if tokenizer_config.json does not name it."""
 BYTE_LEVEL = ("GPT2Tokenizer", "BartTokenizer", "RobertaTokenizer")
+NOT_TEXT = ("<s>", "<pad>", tokenizers.UNKNOWN)
+"""Tokens of Marian that are never generated."""
+MARIAN = ("source.spm", "target.spm", "vocab.json")
 END_OF_TEXT = "<|endoftext|>"
 
 
@@ -31,9 +33,8 @@ def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
     """Return the tokenizer of a checkpoint, with the model's special tokens; None if none is supported. Raises
     InterchangeError if it is damaged, or has more tokens than the model.
     """
-    of_translation = translation_files.read(path, fields, model, special_tokens(path, fields, model, None))
-    if of_translation:
-        return of_translation
+    if fields.get("model_type") == "marian" and all((path / name).is_file() for name in MARIAN):
+        return _marian(path, model, special_tokens(path, fields, model, None))
     is_byte_level = fields.get("model_type") in ("gpt2", "bart")
     is_bpe = is_byte_level and all((path / name).is_file() for name in ("vocab.json", "merges.txt"))
     if not is_bpe and not any((path / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
@@ -54,6 +55,28 @@ def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
     return LibraryTokenizer(inner, special=special, target=target, chat_template=_chat_template(path))
 
 
+def _marian(path: Path, model: Model, special: SpecialTokens) -> SentencePieceTokenizer:
+    """Return Marian's tokenizer, with these special tokens: a source text ends with </s>."""
+    source = _vocabulary(path / "vocab.json", model.config.N_V_z or model.config.N_V)
+    own = path / "target_vocab.json"
+    target = _vocabulary(own, model.config.N_V) if own.is_file() else source
+    reads, writes = ((path / f"{side}.spm").read_bytes() for side in ("source", "target"))
+    others = tuple(sorted(target[piece] for piece in NOT_TEXT if piece in target))
+    special = special._replace(after=(source["</s>"],) if "</s>" in source else (), others=others)
+    try:
+        return SentencePieceTokenizer(reads, writes, source=source, target=target, special=special)
+    except DataError as error:
+        raise InterchangeError(f"{path}: {error}") from None
+
+
+def _vocabulary(path: Path, N_V: int) -> dict[str, int]:
+    found = read_json(path)
+    for piece, token in found.items():
+        if type(token) is not int or not 0 <= token < N_V:
+            raise InterchangeError(f"{path}: {piece!r} has the token ID {token!r}, expected an integer below {N_V}")
+    return found
+
+
 def _chat_template(path: Path) -> str | None:
     """Return the chat template; of several, the one named default."""
     file, settings = path / TEMPLATE, path / "tokenizer_config.json"
@@ -62,7 +85,7 @@ def _chat_template(path: Path) -> str | None:
             return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InterchangeError(f"cannot read {file}: {error}") from None
-    found = read_json(settings).get("chat_template") if settings.is_file() else None
+    found = _in_file(settings).get("chat_template")
     if isinstance(found, list):
         named = {str(one.get("name")): one.get("template") for one in found if isinstance(one, dict)}
         found = named.get("default", next(iter(named.values())) if len(named) == 1 else list(named))
@@ -77,9 +100,8 @@ class _Named:
     """The special tokens that a checkpoint's files name."""
 
     def __init__(self, path: Path, fields: Fields, N_V: int, inner: library.Tokenizer | None) -> None:
-        generation = path / "generation_config.json"
-        self._generation = read_json(generation) if generation.is_file() else {}
-        self._fields, self._N_V, self._inner, self._settings = fields, N_V, inner, _settings(path)
+        self._generation, self._settings = _in_file(path / "generation_config.json"), _settings(path)
+        self._fields, self._N_V, self._inner = fields, N_V, inner
 
     def number(self, name: str) -> Any:
         """Return a field of config.json or generation_config.json; if it is a list, its first element."""
@@ -156,9 +178,13 @@ def _settings(path: Path) -> dict[str, Any]:
     if (path / "vocab.txt").is_file():
         found = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (path / name).is_file():
-            found |= {k: v for k, v in read_json(path / name).items() if v is not None}
+        found |= {k: v for k, v in _in_file(path / name).items() if v is not None}
     return found
+
+
+def _in_file(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, which may be missing."""
+    return read_json(path) if path.is_file() else {}
 
 
 def _frame(inner: library.Tokenizer) -> tuple[list[int], list[int]]:
@@ -181,7 +207,7 @@ def _apply_config(path: Path, inner: library.Tokenizer, model_type: str, N_V: in
     added token would get another ID than specified.
     """
     named = path / "tokenizer_config.json"
-    settings = read_json(named) if named.is_file() else {}
+    settings = _in_file(named)
     fields = Fields(named, settings)
     kind = str(settings.get("tokenizer_class") or CLASSES.get(model_type, "")).removesuffix("Fast")
     if kind == "BertTokenizer" and named.is_file() and isinstance(inner.model, models.WordPiece):
@@ -200,10 +226,8 @@ def _apply_config(path: Path, inner: library.Tokenizer, model_type: str, N_V: in
 
 def _add_tokens(path: Path, inner: library.Tokenizer, settings: dict[str, Any]) -> None:
     """Add the tokens that the other files name but tokenizer.json does not."""
-    named: dict[int, library.AddedToken] = {}
-    if (path / "added_tokens.json").is_file():
-        for content, token in read_json(path / "added_tokens.json").items():
-            named[_id(path / "added_tokens.json", token)] = library.AddedToken(content, normalized=True)
+    file = path / "added_tokens.json"
+    named = {_id(file, token): library.AddedToken(text, normalized=True) for text, token in _in_file(file).items()}
     for token, fields in (settings.get("added_tokens_decoder") or {}).items():
         if not isinstance(fields, dict) or not isinstance(fields.get("content"), str):
             raise InterchangeError(
@@ -285,7 +309,7 @@ def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
     if isinstance(tokenizer, NumberTokenizer):
         return fields
     if isinstance(tokenizer, SentencePieceTokenizer):
-        translation_files.write(path, tokenizer)
+        _write_marian(path, tokenizer)
         return fields
     inner, special = in_library(tokenizer, model)
     (path / "tokenizer.json").write_text(inner.to_str(pretty=True), "utf-8")
@@ -304,6 +328,17 @@ def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
     settings |= {name: inner.id_to_token(token) for name, token in names.items() if token is not None}
     (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", "utf-8")
     return fields
+
+
+def _write_marian(path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    """Write a tokenizer in transformers' files."""
+    for side, model in zip(("source", "target"), tokenizer.models, strict=True):
+        (path / f"{side}.spm").write_bytes(model)
+    separate = tokenizer.source != tokenizer.target
+    vocabularies = {"vocab.json": tokenizer.source} | ({"target_vocab.json": tokenizer.target} if separate else {})
+    settings = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": separate}
+    for name, content in {**vocabularies, "tokenizer_config.json": settings}.items():
+        (path / name).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 def in_library(tokenizer: Tokenizer, model: Model) -> tuple[library.Tokenizer, SpecialTokens]:
@@ -346,9 +381,8 @@ def _as_library_tokenizer(tokenizer: Tokenizer) -> library.Tokenizer:
     if isinstance(tokenizer, LibraryTokenizer):
         return library.Tokenizer.from_str(tokenizer.inner.to_str())
     if isinstance(tokenizer, tokenizers.ByteTokenizer):
-        inner = library.Tokenizer(
-            models.BPE(vocab=dict(zip(tokenizers.byte_characters(), range(256), strict=True)), merges=[])
-        )
+        vocabulary = {character: byte for byte, character in enumerate(tokenizers.byte_characters())}
+        inner = library.Tokenizer(models.BPE(vocabulary, merges=[]))
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         inner.decoder = decoders.ByteLevel()
         return inner
@@ -356,9 +390,7 @@ def _as_library_tokenizer(tokenizer: Tokenizer) -> library.Tokenizer:
         vocabulary = {text: i for i, text in enumerate(tokenizer.vocabulary)}
         of_words = isinstance(tokenizer, tokenizers.WordTokenizer)
         inner = library.Tokenizer(models.WordLevel(vocabulary, unk_token=tokenizers.UNKNOWN if of_words else ""))
-        pattern = (
-            tokenizers.WORD.pattern if of_words else r"(?m)."
-        )  # in this library's syntax, m lets . match any character
+        pattern = tokenizers.WORD.pattern if of_words else r"(?m)."  # m lets . match any character in this library
         inner.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
         inner.decoder = decoders.Fuse()
         return inner

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from training.generation.pieces import Ends, Pieces
-from training.interchange import sentencepiece_files
+from training.interchange import gguf_tokenizer
 from training.interchange.errors import InterchangeError
 
 CORPUS = ["The cat sat on the mat.", "the cats and the rats sat", "a cat, a rat and a hat"] * 20
@@ -20,12 +20,12 @@ def trained(path, corpus=CORPUS, **options):
     model, how = io.BytesIO(), {"model_type": "bpe", "byte_fallback": True, "vocab_size": 300, **options}
     how |= {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "minloglevel": 2}
     spm.SentencePieceTrainer.train(sentence_iterator=iter(corpus), model_writer=model, **how)
-    (path / sentencepiece_files.NAME).write_bytes(model.getvalue())
+    (path / gguf_tokenizer.SENTENCEPIECE).write_bytes(model.getvalue())
     return spm.SentencePieceProcessor(model_proto=model.getvalue())
 
 
 def read(path, N_V=400):
-    return sentencepiece_files.read(path, N_V)
+    return gguf_tokenizer.read_pieces(path, N_V)
 
 
 @pytest.fixture(scope="module")
