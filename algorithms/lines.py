@@ -15,7 +15,6 @@ from algorithms.model.line import Line as Line
 from algorithms.model.mamba import Mamba2 as Mamba2
 from algorithms.model.mixer import MixerMetadata as MixerMetadata, Mixer as Mixer
 from algorithms.model.mlp import MLP as MLP, XIELU as XIELU
-from algorithms.model.mtp import MTP as MTP
 from algorithms.model.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm
 from algorithms.model.parallel import Parallel as Parallel
 from algorithms.model.positions import Linear as Linear, Llama3 as Llama3, Positions as Positions
@@ -23,3 +22,4 @@ from algorithms.model.positions import Rotary as Rotary, Temperature as Temperat
 from algorithms.model.rg_lru import RGLRU as RGLRU
 from algorithms.model.short_convolution import ShortConvolution as ShortConvolution
 from algorithms.model.embedding import Unembedding as Unembedding
+from algorithms.model.variant import MTP as MTP

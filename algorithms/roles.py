@@ -114,7 +114,8 @@ def partition_specs(
         if name not in (None, default, *mesh.shape):
             axes = ", ".join(mesh.shape)
             raise ValueError(f"partition_specs: expected axes of the mesh, which are {axes}, got {name}")
-    shapes, own = declared(theta), _own_axes(theta, "divided").union(_own_widths(theta))
+    shapes, widths = declared(theta), (f"d_mlp_{getattr(line, 'd_mlp', None)}" for line in _own_lines(theta))
+    own = _own_axes(theta, "divided").union(widths)
 
     def of_leaf(path: Any, leaf: Any) -> P:
         row = _row(shapes[path], own, data, model) if path in shapes else ()
@@ -150,10 +151,6 @@ def _own_lines(tree: Any) -> list[Any]:
 def _own_axes(tree: Any, which: Literal["heads", "divided"]) -> frozenset[str]:
     """The axes that the lines of a tree's variants have, and that are of heads or that ``model`` divides."""
     return frozenset(axis for line in _own_lines(tree) for axis in getattr(line, which))
-
-
-def _own_widths(tree: Any) -> frozenset[str]:
-    return frozenset(f"d_mlp_{getattr(line, 'd_mlp', None)}" for line in _own_lines(tree))
 
 
 def _row(shape: Shape, own: frozenset[str], data: str | None, model: str | None) -> tuple[tuple[str, ...], ...]:

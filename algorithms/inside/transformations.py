@@ -200,12 +200,11 @@ class _Transformed:
         order = sorted(range(len(names)), key=names.__getitem__)  # as under `jax.jit`, see `Recorded`
         return value, *(Recorded((names[i], values[i]) for i in order) for values in lists)
 
-    def flattened(self) -> tuple[tuple[Any, ...], Any]:
-        return (self._f, self._places, *self._changes), self._run
-
 
 jax.tree_util.register_pytree_node(
-    _Transformed, _Transformed.flattened, lambda run, children: _Transformed(run, *children)
+    _Transformed,
+    lambda f: ((f._f, f._places, *f._changes), f._run),
+    lambda run, children: _Transformed(run, *children),
 )
 
 

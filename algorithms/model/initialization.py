@@ -1,6 +1,5 @@
 """Initial parameters, by Glorot's scheme or GPT-2's. Heads and layers are created stacked."""
 
-import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -124,30 +123,24 @@ def _initial(init: Callable, key: Any, config: Any, scheme: str, dtype: Any) -> 
     if scheme not in ("glorot", "gpt2"):
         raise ValueError(f"scheme: expected 'glorot' or 'gpt2', got {scheme!r}")
     check_key("key", key)
-    sizes, drawn = config.sizes(), itertools.count()
+    sizes, numbers = config.sizes(), itertools.count()
     writes = sum(n * getattr(config, layers, 0) for layers, n in WRITES.items())
 
     def array(path, of: Shape):
         name, shape = path[-1].name, of.of(sizes)
         if of.deviation is None and of.role_of(name) == "vector":
             return jnp.full(shape, of.start, dtype)
-        draw = _glorot if scheme == "glorot" else functools.partial(_gpt2, name=name, writes=writes)
-        draw = draw if of.deviation is None else functools.partial(_normal, of=of)
-        return by_own_key(lambda key: draw(key, shape, dtype))(jax.random.fold_in(key, next(drawn)))
+
+        def drawn(key):
+            if of.deviation is not None:
+                return of.start + of.deviation * jax.random.normal(key, shape, dtype)
+            if scheme == "glorot":
+                bound = (6 / (shape[-2] + shape[-1])) ** 0.5  # for each matrix of a stack
+                return jax.random.uniform(key, shape, dtype, -bound, bound)
+            to_stream = 0.02 / writes**0.5
+            deviation = {"W_p": 0.01, "W_o": to_stream, "W_mlp2": to_stream}.get(name, 0.02)
+            return deviation * jax.random.normal(key, shape, dtype)
+
+        return by_own_key(drawn)(jax.random.fold_in(key, next(numbers)))
 
     return jax.tree.map_with_path(array, shapes)
-
-
-def _glorot(key, shape, dtype):
-    bound = (6 / (shape[-2] + shape[-1])) ** 0.5  # for each matrix of a stack
-    return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-
-def _normal(key, shape, dtype, *, of: Shape):
-    return of.start + (of.deviation or 0) * jax.random.normal(key, shape, dtype)
-
-
-def _gpt2(key, shape, dtype, *, name: str, writes: int):
-    to_stream = 0.02 / writes**0.5
-    deviation = {"W_p": 0.01, "W_o": to_stream, "W_mlp2": to_stream}.get(name, 0.02)
-    return deviation * jax.random.normal(key, shape, dtype)

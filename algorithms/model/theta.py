@@ -254,17 +254,15 @@ def theta_shapes(kind: Any, variant: Variant, config: Any = None, theta: Any = N
         is_counted = [type(layers) is tuple and all(map(jax.tree.leaves, layers)) for layers in of]
         numbers = [count_layers(a, variant) if counted else None for a, counted in zip(of, is_counted, strict=True)]
     shapes = _all_shapes(kind, variant, *numbers)
-    return shapes if config is None else _without(_left_out(kind, config), shapes)
-
-
-def _left_out(kind: Any, config: Any) -> list[str]:
-    found = ["W_u"] * config.tied
+    if config is None:
+        return shapes
+    left_out = ["W_u"] * config.tied
     if kind is ETransformerParams:
         biases = getattr(config.variant.mlps[0], "biases", True)
-        found += ["W_t"] * (not config.N_types) + ["b_f"] * (not biases)
+        left_out += ["W_t"] * (not config.N_types) + ["b_f"] * (not biases)
     if kind is EDTransformerParams and config.N_V_z is None:
-        found += ["context.W_e"]
-    return found
+        left_out += ["context.W_e"]
+    return _without(left_out, shapes)
 
 
 def _without(names: Iterable[str], shapes: Any) -> Any:

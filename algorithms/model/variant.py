@@ -17,7 +17,6 @@ from algorithms.model.embedding import Embedding, Unembedding
 from algorithms.model.layer_end import LayerEnd
 from algorithms.model.mixer import Mixer
 from algorithms.model.mlp import MLP, of_hidden_units
-from algorithms.model.mtp import MTP
 from algorithms.model.norm import LayerNorm
 
 Order = Literal["norm_first", "norm_last", "side_by_side", "one_norm", "no_norm"]
@@ -59,6 +58,19 @@ class Run(NamedTuple):
     def numbers(self) -> list[int]:
         """The numbers of the layers in its stack, in their order."""
         return [self.start + p * self.step + j for p in range(self.times) for j in range(len(self.layers))]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MTP(Record):
+    """A head of Algorithm 10 that predicts x[t + 2] from column t of line 10 and x[t + 1]; see `algorithms.mtp`.
+
+    Attributes:
+        weight: λ, the weight of its loss in training.
+
+    Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", §2.2.
+    """
+
+    weight: Positive = 0.3
 
 
 VARIANTS: dict[str, "Variant"] = {}

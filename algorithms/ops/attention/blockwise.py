@@ -15,7 +15,7 @@ from jax import Array
 from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers
-from algorithms.masks import Mask, StructuralMask
+from algorithms.masks import StructuralMask
 from algorithms.ops.attention.tiles import Block, Part, Scores, for_each_tile, in_turn, kernel
 
 T = TypeVar("T")
@@ -30,7 +30,9 @@ class _Blocks:
 
     def __init__(self, l_z: int, l_x: int, scores: Scores) -> None:
         self.l_z, self.l_x, mask = l_z, l_x, scores.mask
-        largest = _largest(mask)
+        # fewer tokens for a narrow window, which rules out most of a wide block
+        width = mask.width if isinstance(mask, StructuralMask) else None
+        largest = BLOCK if width is None else min(BLOCK, max(NARROWEST, width))
         self.n_z, self.b_z = _cut(l_z, largest)
         self.n_x, self.b_x = _cut(l_x, largest)
         self.more_z, self.more_x = self.n_z * self.b_z - l_z, self.n_x * self.b_x - l_x
@@ -96,20 +98,12 @@ class _Blocks:
             if mask.length is not None:
                 end = jnp.minimum(end, -(-jnp.asarray(mask.length, jnp.int32) // self.b_z))
             if mask.blocks_z is not None:
-                end = jnp.minimum(end, self._end_of_blocks(mask, i))
+                # one more than the last context block with a token whose number is at most the largest of block i
+                t_x, numbers = self.of(0, i)[1].tokens(), mask.blocks_z
+                largest = mask.blocks_x[jnp.minimum(t_x, self.l_x - 1)].max()
+                visible = jnp.where(numbers <= largest, jnp.arange(len(numbers)) // self.b_z + 1, 0)
+                end = jnp.minimum(end, visible.max())
         return first, end
-
-    def _end_of_blocks(self, mask: StructuralMask, i: int | Array) -> Array:
-        """One more than the last context block with a token whose number is at most the largest of primary block i."""
-        t_x = self.of(0, i)[1].tokens()
-        largest, numbers = mask.blocks_x[jnp.minimum(t_x, self.l_x - 1)].max(), mask.blocks_z
-        return jnp.where(numbers <= largest, jnp.arange(len(numbers)) // self.b_z + 1, 0).max()
-
-
-def _largest(mask: Mask) -> int:
-    """The largest number of tokens in a block: fewer for a narrow window, which rules out most of a wide block."""
-    width = mask.width if isinstance(mask, StructuralMask) else None
-    return BLOCK if width is None else min(BLOCK, max(NARROWEST, width))
 
 
 def _cut(l: int, largest: int) -> tuple[int, int]:
@@ -164,11 +158,8 @@ def _forward_of_tile(Q, K, V, scores):
         empty, s = s == 0, jnp.where(s == 0, 1, s)
         V_tilde = V_tilde / s
         log_sum_exp = jnp.where(empty, jnp.inf, m + jnp.log(s))
-        at = i * blocks.b_x
-        return (
-            dynamic_update_slice_in_dim(out[0], V_tilde.astype(V.dtype), at, 1),
-            dynamic_update_slice_in_dim(out[1], log_sum_exp, at, 1),
-        )
+        found = V_tilde.astype(V.dtype), log_sum_exp
+        return tuple(dynamic_update_slice_in_dim(a, a_i, i * blocks.b_x, 1) for a, a_i in zip(out, found, strict=True))
 
     columns = blocks.n_x * blocks.b_x
     out = jnp.zeros_like(V, shape=(V.shape[0], columns)), jnp.zeros_like(Q, dtype, shape=(1, columns))
