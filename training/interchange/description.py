@@ -303,24 +303,9 @@ class Layers(NamedTuple):
         return types
 
 
-def numbered(name: str, kinds: tuple[Any, Any], default: Callable[[int], Sequence[int]]) -> Callable[..., list[Any]]:
-    """Return a default of `Layers`: those whose numbers a field has are of the second of two kinds."""
-
-    def default_kinds(fields: Fields, L: int) -> list[Any]:
-        numbers = fields.items(name, default(L))
-        return [kinds[l in numbers] for l in range(L)]
-
-    return default_kinds
-
-
 def every(n: int, name: str, kinds: tuple[Any, Any]) -> Callable[[Fields, int], list[Any]]:
     """Return a default of `Layers`: every n-th layer is of the second of two kinds, unless a field says another n."""
-
-    def of(fields: Fields, L: int) -> list[Any]:
-        period = fields.integer(name, n)
-        return [kinds[(l + 1) % period == 0] for l in range(L)]
-
-    return of
+    return lambda fields, L: [kinds[(l + 1) % fields.integer(name, n) == 0] for l in range(L)]
 
 
 def fields_of(ours: str, names: str, *defaults: Any) -> list[Field]:

@@ -1,12 +1,12 @@
 """RecurrentGemma (Griffin), mostly of RG-LRUs, and LFM 2, mostly of short convolutions, by changed lines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from algorithms.lines import RGLRU, Attention, ShortConvolution
 from training.interchange import description
 from training.interchange.decoders import OF_SIZES, SIZES, WITHOUT_MLP, Norms, of_lines
-from training.interchange.description import Architecture, Field, Fields, Layers, Model, fields_of, numbered, written
+from training.interchange.description import Architecture, Field, Fields, Layers, Model, fields_of, written
 from training.interchange.errors import InterchangeError
 from training.interchange.experts import OURS, First
 from training.interchange.mapping import rows
@@ -41,21 +41,16 @@ def _write_gemma(model: Model, state: dict[str, Any], kind: str) -> list[str]:
 CONVOLUTION = "conv"
 
 
-class _Adjusted:
-    """The fields of the hidden units of MLPs; as a `Field`."""
-
-    def read(self, fields: Fields, found: dict[str, Any]) -> None:
-        """Add their number: that of a gated MLP with as many parameters as one without a gate, if a field says so."""
-        units = fields.integer("block_ff_dim" if fields.has("block_ff_dim") else "intermediate_size", 12288)
-        if fields.flag("block_auto_adjust_ff_dim", True):
-            multiple = fields.integer("block_multiple_of", 256)
-            units = int(fields.number("block_ffn_dim_multiplier", 1.0) * int(2 * units / 3))
-            units = -(-units // multiple) * multiple
-        found["d_mlp"] = units
-
-    def fill(self, state: dict[str, Any], config: Any, lines: Mapping[str, Any]) -> None:
-        """Add the fields to a config.json."""
-        state |= {"block_auto_adjust_ff_dim": False, "intermediate_size": config.d_mlp}
+def _read_lfm(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
+    """Take as many hidden units as a gated MLP with the parameters of one without a gate has, if a field says so."""
+    if kind != "lfm2":
+        return
+    units = fields.integer("block_ff_dim", 12288) if fields.has("block_ff_dim") else found["d_mlp"]
+    if fields.flag("block_auto_adjust_ff_dim", True):
+        multiple = fields.integer("block_multiple_of", 256)
+        units = int(fields.number("block_ffn_dim_multiplier", 1.0) * int(2 * units / 3))
+        units = -(-units // multiple) * multiple
+    found["d_mlp"] = units
 
 
 def _write_lfm(model: Model, state: dict[str, Any], kind: str) -> list[str]:
@@ -88,8 +83,11 @@ def _lfm(names: str, *fields: Any) -> Architecture:
             f"{layer}.conv.out_proj.*": f"{ours}.*_out",
             "model.embedding_norm.*": "norm.*",
         },
+        read=_read_lfm,
         write=_write_lfm,
-        layers=Layers(numbered("full_attn_idxs", (CONVOLUTION, FULL), range)),
+        layers=Layers(
+            lambda fields, L: [(CONVOLUTION, FULL)[l in fields.items("full_attn_idxs", range(L))] for l in range(L)]
+        ),
     )
 
 
@@ -128,7 +126,9 @@ KINDS = {
         write=_write_gemma,
         layers=Layers(lambda fields, L: [RECURRENT, RECURRENT, ATTENTION], "block_types", cyclic=True),
     ),
-    "lfm2": _lfm("lfm2 Lfm2 LFM2", _Adjusted()),
+    "lfm2": _lfm(
+        "lfm2 Lfm2 LFM2", *written(block_auto_adjust_ff_dim=False), Field("intermediate_size", "d_mlp", 12288)
+    ),
     "lfm2_moe": _lfm("lfm2_moe Lfm2Moe LFM2_MOE", First(2, 7168, "num_dense_layers")),
 }
 """By model_type."""

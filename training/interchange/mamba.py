@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from algorithms import GRANITE_HYBRID
 from algorithms.lines import MLP, Attention, Experts, Mamba2, Parallel, RMSNorm
 from training.interchange import description
 from training.interchange.decoders import FACTORS, LINE, OF_SIZES, SILU, SIZES, Norms, of_lines
-from training.interchange.description import Field, Fields, Layers, Model, Need, fields_of, numbered, only, written
+from training.interchange.description import Field, Fields, Layers, Model, Need, fields_of, only, written
 from training.interchange.errors import InterchangeError
 from training.interchange.experts import GRANITE, NEMOTRON, SHARED, of_shared_mlp
 from training.interchange.hybrids import LINEAR
@@ -45,7 +45,7 @@ def _read_rows(fields: Fields, found: dict[str, Any], path: str) -> None:
     _read_limits(fields)
 
 
-def _read_limits(fields: Fields, *_: Any) -> None:
+def _read_limits(fields: Fields) -> None:
     if fields.get("time_step_limit") not in LIMITS:
         fields.needs.append(f"limits of Δ (time_step_limit = {fields.get('time_step_limit')!r})")
 
@@ -181,42 +181,38 @@ def kinds_of(fields: Fields) -> list[str]:
     return found
 
 
-class _Alternating:
-    """The fields of layers and MLPs; as a `Field`."""
-
-    def read(self, fields: Fields, found: dict[str, Any]) -> None:
-        """Add the number of our layers, their MLPs, and the hidden units of these to what was found."""
-        types, of_experts = kinds_of(fields), {}
-        activation, biases = fields.activation("mlp_hidden_act", "relu2"), fields.flag("mlp_bias", False)
-        by_kind: dict[str, Any] = {DENSE: MLP(activation=activation, biases=biases)}
-        found["d_mlp"] = fields.integer("intermediate_size", 21504)
-        if SPARSE in types:
-            NEMOTRON.read(fields, of_experts)
-            width = of_experts["d_mlp"]
-            found["d_mlp"] = found["d_mlp"] if DENSE in types else width
-            by_kind[SPARSE] = of_experts["mlp"].but(d_mlp=None if width == found["d_mlp"] else width)
-        after = zip(types, [*types[1:], None], strict=True)
-        mlps = [by_kind.get(following or "") for kind, following in after if kind in (LINEAR, FULL)]
-        found |= {"L": len(mlps), "mlp": description.in_turn(mlps)}
-
-    def fill(self, state: dict[str, Any], config: Any, lines: Mapping[str, Any]) -> None:
-        """Add the fields to a config.json."""
-        types, of_layers = [], [config.variant.lines(l) for l in range(config.L)]
-        for line in of_layers:
-            kind = [] if line.mlp is None else [SPARSE] if isinstance(line.mlp, Experts) else [DENSE]
-            types += [LINEAR if isinstance(line.attention, Mamba2) else FULL, *kind]
-        state |= {TYPES: types, "num_hidden_layers": len(types)}
-        for mlp in {type(line.mlp): line.mlp for line in of_layers if line.mlp}.values():
-            own = dataclasses.replace(config, d_mlp=mlp.d_mlp or config.d_mlp)
-            state |= {"mlp_hidden_act": description.theirs(mlp.activation or "gelu"), "mlp_bias": mlp.biases}
-            if isinstance(mlp, Experts):
-                NEMOTRON.fill(state, own, lines)
-            else:
-                state["intermediate_size"] = own.d_mlp
+def _read_nemotron(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
+    """Add the number of our layers, their MLPs, and the hidden units of these to what was found."""
+    types, of_experts = kinds_of(fields), {}
+    activation, biases = fields.activation("mlp_hidden_act", "relu2"), fields.flag("mlp_bias", False)
+    by_kind: dict[str, Any] = {DENSE: MLP(activation=activation, biases=biases)}
+    found["d_mlp"] = fields.integer("intermediate_size", 21504)
+    if SPARSE in types:
+        NEMOTRON.read(fields, of_experts)
+        width = of_experts["d_mlp"]
+        found["d_mlp"] = found["d_mlp"] if DENSE in types else width
+        by_kind[SPARSE] = of_experts["mlp"].but(d_mlp=None if width == found["d_mlp"] else width)
+    after = zip(types, [*types[1:], None], strict=True)
+    mlps = [by_kind.get(following or "") for kind, following in after if kind in (LINEAR, FULL)]
+    found |= {"L": len(mlps), "mlp": description.in_turn(mlps)}
+    _read_limits(fields)
 
 
-def _by_number(fields: Fields, L: int) -> list[str]:
-    return [kind for kind in kinds_of(fields) if kind in (LINEAR, FULL)]
+def _write_nemotron(model: Model, state: dict[str, Any], kind: str) -> list[str]:
+    c, types = model.config, []
+    of_layers = [c.variant.lines(l) for l in range(c.L)]
+    for line in of_layers:
+        kinds = [] if line.mlp is None else [SPARSE] if isinstance(line.mlp, Experts) else [DENSE]
+        types += [LINEAR if isinstance(line.attention, Mamba2) else FULL, *kinds]
+    state |= {TYPES: types, "num_hidden_layers": len(types)}
+    for mlp in {type(line.mlp): line.mlp for line in of_layers if line.mlp}.values():
+        own = dataclasses.replace(c, d_mlp=mlp.d_mlp or c.d_mlp)
+        state |= {"mlp_hidden_act": description.theirs(mlp.activation or "gelu"), "mlp_bias": mlp.biases}
+        if isinstance(mlp, Experts):
+            NEMOTRON.fill(state, own, {})
+        else:
+            state["intermediate_size"] = own.d_mlp
+    return []
 
 
 _MIXER, _MLP = "layers.#.mixer", "layers.#+.mixer"
@@ -256,7 +252,9 @@ KINDS = {
         modules=("self_attn", "feed_forward"),
         tensors={"model.final_layernorm.*": "norm.*", **_tensors_of(f"{_LAYER}.mamba")},
         lines={LINEAR: GRANITE_HYBRID.attentions[0], FULL: LINE},
-        layers=Layers(numbered("attn_layer_indices", (LINEAR, FULL), lambda L: ()), "-"),
+        layers=Layers(
+            lambda fields, L: [(LINEAR, FULL)[l in fields.items("attn_layer_indices", ())] for l in range(L)], "-"
+        ),
         H_kv=8,
         **_OF_GRANITE,
     ),
@@ -285,7 +283,6 @@ KINDS = {
     ),
     "nemotron_h": of_lines(
         "nemotron_h NemotronH NEMOTRON_H",
-        _Alternating(),
         *fields_of(_OF_NEMOTRON, "mamba_num_heads n_groups ssm_state_size mamba_head_dim conv_kernel time_step_min"),
         Need("use_conv_bias", True, "a convolution without biases"),
         Need("use_bias", False, "biases of the projections of a recurrence"),
@@ -300,9 +297,10 @@ KINDS = {
         of_epsilon="layer_norm_epsilon",
         same_epsilon=f"{LINEAR}.norm",
         tensors={f"backbone.{name}|model.{name}": ours for name, ours in _NEMOTRON_TENSORS.items()},
-        read=_read_limits,
+        read=_read_nemotron,
+        write=_write_nemotron,
         in_turn=True,
-        layers=Layers(_by_number, "-"),
+        layers=Layers(lambda fields, L: [kind for kind in kinds_of(fields) if kind in (LINEAR, FULL)], "-"),
         ignored=("mtp.*",),
     ),
 }
