@@ -1,7 +1,7 @@
 """Which line is wrong? For anybody's transformer, in any language: see docs/crosscheck.md.
 
 * `cases`, `making`   a case: random θ, inputs, and what every line computes from them; as files
-* `catalogue`         the choices: what may stand at each place of a formula; `formulas`: what they compute
+* `catalogue`         the choices: what may stand at each place of a formula, and what they compute
 * `vocabulary`        named variants in these words, and θ by the paper's names
 * `run`, `parts`, `attention`, `reference`    Algorithms 4 to 10 with any of these choices
 * `recording`         what PyTorch, JAX, NumPy or any other language computed, with nothing named

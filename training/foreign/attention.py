@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from training.oracle.lines import sigma
 from training.oracle.positions import alibi_slopes, sinusoid, t5_bucket
 
 from .catalogue import choice
-from .formulas import sigmoid
 from .parts import Parts, softmax
 from .run import LARGE, Key, Named
 
@@ -72,7 +72,7 @@ class Attention(Parts):
         if W_g is not None:
 
             def gated(before: Any = Y.value) -> Any:
-                return self.rounded(before * sigmoid(self.product(W_g, X.value[:, None])))
+                return self.rounded(before * sigma(self.product(W_g, X.value[:, None])))
 
             Y = self.line(Key(place, 5, "2"), gated, [Y, X], parts=True)
         if W_o is None:

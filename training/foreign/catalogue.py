@@ -4,6 +4,8 @@ A choice has a name, a text, which completes "equal if ...", and what it does. A
 then tokens. Named variants are expressed in the same words: `vocabulary.choices_of`.
 """
 
+import functools
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -11,30 +13,15 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import erf
 
 from training.oracle.family import in_bfloat16
-
-from .formulas import (
-    EXPONENTS,
-    adam,
-    drawn,
-    gelu_tanh,
-    loss,
-    merged,
-    mixed,
-    of_masked,
-    phi,
-    sigmoid,
-    silu,
-    sinusoids,
-    softplus,
-    transposed,
-    turned,
-    where_positive,
-)  # fmt: skip
+from training.oracle.lines import sigma
+from training.oracle.positions import rotary_frequencies
 
 __all__ = [
-    "BACKWARD", "BIASES", "HARMLESS", "LOADED", "RARE", "SLOTS", "STRUCTURE", "Choice", "choice", "paper", "related",
+    "BACKWARD", "BIASES", "HARMLESS", "LOADED", "RARE", "SLOTS", "STRUCTURE", "Choice", "choice", "gelu_tanh", "merged", "paper",
+    "related", "silu",
 ]  # fmt: skip
 
 
@@ -45,16 +32,143 @@ class Choice(NamedTuple):
     do: Any  # a number, an axis, or a function of what stands around
 
 
+def where_positive(x: Any, yes: Any, no: Any) -> Any:
+    return np.where(np.real(x) > 0, yes, no)
+
+
+def silu(x: Any) -> Any:
+    return x * sigma(x)
+
+
+def softplus(x: Any) -> Any:
+    return np.log(1 + np.exp(x))
+
+
+def phi(x: Any) -> Any:
+    """The normal distribution; of a complex step to first order, since erf of complex numbers takes long."""
+    a = np.real(x)
+    step = 1j * np.imag(x) * np.exp(-a * a / 2) / math.sqrt(2 * math.pi) if np.iscomplexobj(x) else 0.0
+    return (1 + erf(a / math.sqrt(2))) / 2 + step
+
+
+def gelu_tanh(cube: float) -> Callable[[Any], Any]:
+    return lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + cube * x**3)))
+
+
+def transposed(W: Any) -> Any:
+    return np.swapaxes(W, -1, -2) if W.shape[-1] == W.shape[-2] else W + np.nan
+
+
+def merged(Y: Any) -> Any:
+    """Heads one below the other: [..., H, d, l] → [..., H d, l]."""
+    return Y.reshape(*Y.shape[:-3], -1, Y.shape[-1])
+
+
+def mixed(Y: Any) -> Any:
+    """[H, l, d] read as [l, H d]."""
+    rows = np.swapaxes(Y, -1, -2)
+    return np.swapaxes(rows.reshape(*rows.shape[:-3], rows.shape[-2], -1), -1, -2)
+
+
+def loss(
+    shift: int, per: Any = lambda l: 1, *, wrap: bool = False, factor: float = 1.0, drop: int = 0
+) -> Callable[..., Any]:
+    """−Σ log P[x[t + shift], t], divided by per(ℓ); `drop`: how many of the last t are left out."""
+
+    def loss(log_P: Any, x: Any, _: Any) -> Any:
+        l = len(x)
+        last = (l if wrap else l - shift) - drop
+        return -factor * sum(log_P[..., x[(t + shift) % l], t] for t in range(last)) / per(l)
+
+    return loss
+
+
+def of_masked(per: Any = lambda l, n: 1, *, every: bool = False, factor: float = 1.0) -> Callable[..., Any]:
+    """−Σ log P[x[t], t] over the masked tokens (`masked`: their positions), divided by per(ℓ, |T̃|)."""
+
+    def loss(log_P: Any, x: Any, masked: Any) -> Any:
+        at = range(len(x)) if every else masked
+        return -factor * sum(log_P[..., x[t], t] for t in at) / per(len(x), len(masked))
+
+    return loss
+
+
+def drawn(logits: Any, draw: Any, tau: float = 1.0, total: float | None = None) -> Any:
+    """The first token whose cumulated p^{1/τ} / total is above the draw, which may be a function of the logits instead.
+
+    `total`: None for their sum; None is returned where a function draws, which has its own.
+    """
+    if tau == 0:
+        return int(np.argmax(logits))
+    tau = min(tau, 1e300)
+    if callable(draw):
+        return draw(logits / tau) if total is None else None
+    q = np.exp((logits - (logits.max() if total is None else 0.0)) / tau)
+    return int(np.searchsorted(np.cumsum(q / (total or q.sum())), draw, side="right"))
+
+
+def adam(
+    decay: float = 0.01, *, coupled: bool = False, corrected: bool | None = True, root: bool = False
+) -> Callable[..., Any]:
+    """The first step of AdamW, or of one that is not quite; `corrected`: None for the first moment only."""
+
+    def step(W: Any, g: Any, eta: float, norm: float) -> Any:
+        g = g + decay * W if coupled else g
+        m, v = 0.1 * g, 0.001 * g * g
+        m, v = m / (1.0 if corrected is False else 0.1), v / (0.001 if corrected else 1.0)
+        below = np.sqrt(v + 1e-8) if root else np.sqrt(v) + 1e-8
+        return W - (0.0 if coupled else eta * decay) * W - eta * m / below
+
+    return step
+
+
+# fmt: off
+EXPONENTS: dict[str, Any] = {
+    "2i/d": lambda i, d: 2 * i / d, "i/d": lambda i, d: i / d, "4i/d": lambda i, d: 4 * i / d, "2i/(d−2)": lambda i, d: 2 * i / (d - 2),
+    "i/(d/2−1)": lambda i, d: i / (d / 2 - 1), "2(i+1)/d": lambda i, d: 2 * (i + 1) / d, "j/d, each row its own": None,
+}
+# fmt: on
+
+
+def _sinusoids(base: str, rows: str, exponent: Any, order: str, d: int, t: Any, l_max: int) -> Any:
+    P, is_swapped = np.zeros((d, len(t))), order[0] == "c"
+    for j in range(d):
+        i, is_cos = (j // 2, j % 2) if rows == "neighbours" else (j % (d // 2), j // (d // 2))
+        e = j / d if exponent is None else exponent(i, d)
+        P[j] = (np.cos if bool(is_cos) != is_swapped else np.sin)(t / (l_max if base == "ℓ_max" else float(base)) ** e)
+    return P
+
+
 def _tables() -> Iterator[tuple[str, Choice]]:
-    for rows in ("neighbours", "halves"):
-        for name, exponent in EXPONENTS.items():
-            for order in ("sin before cos", "cos before sin"):
-                for base in ("10000", "ℓ_max", "100000"):
-                    text = f"positions are sinusoids t/{base}^({name}), {rows}, {order}"
-                    yield (
-                        f"sinusoids {base}, {rows}, {name}, {order}",
-                        Choice(text, sinusoids(base, rows, exponent, order[0] == "c")),
-                    )
+    kinds = itertools.product(
+        ("neighbours", "halves"), EXPONENTS.items(), ("sin before cos", "cos before sin"), ("10000", "ℓ_max", "100000")
+    )
+    for rows, (name, exponent), order, base in kinds:
+        table = functools.partial(_sinusoids, base, rows, exponent, order)
+        text = f"positions are sinusoids t/{base}^({name}), {rows}, {order}"
+        yield f"sinusoids {base}, {rows}, {name}, {order}", Choice(text, table)
+
+
+def _rotated(pairs: str, base: float, exponent: str, way: str, Y: Any, t: Any, d: int, scaling: Any) -> Any:
+    """The first d rows of Y turned at the positions t, with scaled frequencies; `way`: what is wrong."""
+    i, times = np.arange(d // 2), 1.0
+    frequencies = np.array([base ** -EXPONENTS[exponent](j, d) for j in range(d // 2)])
+    if type(scaling).__name__ == "Proportional":
+        frequencies[int(scaling.share * d // 2) :] = 0
+    elif scaling is not None:
+        frequencies, times = rotary_frequencies(d, base, scaling)
+    a, b = (i, i + d // 2) if pairs == "halves" else (2 * i, 2 * i + 1)
+    rows = np.concatenate([i, i])
+    if way == "frequencies of other pairs":
+        rows = np.concatenate([a, b])
+        rows = rows // 2 if pairs == "halves" else rows % (d // 2)
+    angle = np.asarray(frequencies)[rows, None] * t
+    c, s = times * np.cos(angle), times * np.sin(angle) * (-1 if way == "backwards" else 1)
+    (c_a, c_b), (s_a, s_b) = (np.split(of, 2) for of in ((s, c) if way == "sin for cos" else (c, s)))
+    out = np.array(Y)
+    out[..., a, :] = Y[..., a, :] * c_a - Y[..., b, :] * s_a
+    out[..., b, :] = Y[..., b, :] * c_b + Y[..., a, :] * s_b
+    return out
 
 
 def _rotation(name: str) -> Choice:
@@ -62,22 +176,20 @@ def _rotation(name: str) -> Choice:
     said, _, way = name.partition(", ")
     pairs, base, exponent = said.split(" ")
     text = f"queries and keys are rotated, pairs: {pairs}, base {float(base):.17g}, exponent {exponent}{', ' * bool(way)}{way}"
-    return Choice(text, turned(pairs, float(base), exponent, way))
+    return Choice(text, functools.partial(_rotated, pairs, float(base), exponent, way))
 
 
 ROTATED = ("2i/d", "i/d", "2(i+1)/d", "4i/d")
 WAYS = ("", ", backwards", ", sin for cos", ", frequencies of other pairs")
 
 
-def _rotations(
-    bases: tuple[int, ...] = (10_000, 500_000, 1_000_000, 100_000, 1_000, 100),
-) -> Iterator[tuple[str, Choice]]:
-    for way in WAYS:
-        for pairs in ("halves", "neighbours"):
-            for base in bases:
-                for exponent in ROTATED:
-                    name = f"{pairs} {base} {exponent}{way}"
-                    yield name, _rotation(name)
+BASES = 10_000, 500_000, 1_000_000, 100_000, 1_000, 100
+
+
+def _rotations() -> Iterator[tuple[str, Choice]]:
+    for way, pairs, base, exponent in itertools.product(WAYS, ("halves", "neighbours"), BASES, ROTATED):
+        name = f"{pairs} {base} {exponent}{way}"
+        yield name, _rotation(name)
 
 
 EPSILONS = ("1e-12", "1e-10", "1e-09", "1e-08", "1e-07", "1e-06", "1e-05", "0.0001", "0.001", "0.01")
@@ -421,7 +533,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("1 − α²", "new rows are scaled by 1 − α², without the root", lambda a, t: 1 - a * a if t else 1.0), ("1 − α", "new rows are scaled by 1 − α", lambda a, t: 1 - a if t else 1.0),
         ("first", "the first token's new rows are scaled by √(1 − α²), too", lambda a, t: (1 - a * a) ** 0.5)),
     "state_decay": _rows(("α", "the state decays by α", lambda a: a), ("none", "the state does not decay", lambda a: 1 + 0 * a)),
-    "state_gate": _rows(("silu", "the gate is SiLU(W_z X)", silu), ("sigmoid", "the gate is σ(W_z X)", sigmoid), ("none", "the gate is left out", lambda z: 1 + 0 * z)),
+    "state_gate": _rows(("silu", "the gate is SiLU(W_z X)", silu), ("sigmoid", "the gate is σ(W_z X)", sigma), ("none", "the gate is left out", lambda z: 1 + 0 * z)),
     "delta_lengths": _rows(
         ("1e-6", "queries and keys are divided by their lengths", lambda s: np.sqrt(s + 1e-6)), ("none", "queries and keys are not divided by their lengths", lambda s: 1 + 0 * s),
         ("0", "nothing is added to the squares of the lengths of queries and keys", np.sqrt)),
@@ -449,10 +561,10 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "expert_scale": _rows(("s", "the weights of experts are multiplied by s", lambda s: s), ("1", "the weights of experts are not multiplied by s", lambda s: 1 + 0 * s)),
     "activation": _rows(
         ("gelu", "the activation is the exact GELU", lambda x: x * phi(x)), ("relu", "the activation is ReLU", lambda x: where_positive(x, x, 0 * x)),
-        ("gelu_tanh", "GELU is its tanh approximation", gelu_tanh(0.044715)), ("gelu_sigmoid", "GELU is x·σ(1.702 x)", lambda x: x * sigmoid(1.702 * x)),
+        ("gelu_tanh", "GELU is its tanh approximation", gelu_tanh(0.044715)), ("gelu_sigmoid", "GELU is x·σ(1.702 x)", lambda x: x * sigma(1.702 * x)),
         ("silu", "the activation is SiLU, x·σ(x)", silu), ("relu_squared", "the activation is ReLU²", lambda x: where_positive(x, x * x, 0 * x)),
         ("leaky", "the activation is leaky ReLU (0.01)", lambda x: where_positive(x, x, 0.01 * x)), ("elu", "the activation is ELU", lambda x: where_positive(x, x, np.exp(where_positive(x, 0 * x, x)) - 1)),
-        ("softplus", "the activation is softplus", softplus), ("tanh", "the activation is tanh", np.tanh), ("sigmoid", "the activation is σ", sigmoid), ("phi", "the activation is Φ(x), without the factor x", phi),
+        ("softplus", "the activation is softplus", softplus), ("tanh", "the activation is tanh", np.tanh), ("sigmoid", "the activation is σ", sigma), ("phi", "the activation is Φ(x), without the factor x", phi),
         ("gelu_tanh_no_cube", "GELU is x/2·(1 + tanh(√(2/π) x)), without the cube", gelu_tanh(0.0)), ("gelu_cube", "GELU's tanh approximation has 0.44715 for 0.044715", gelu_tanh(0.44715)),
         ("2gelu", "GELU lacks the factor ½", lambda x: 2 * x * phi(x)), ("identity", "there is no activation", lambda x: x)),
     "loss": {

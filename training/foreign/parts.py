@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from training.oracle.lines import weights_of_experts, xielu
+from training.oracle.lines import sigma, weights_of_experts, xielu
 
-from .formulas import sigmoid
 from .run import Key, Named, Run
 
 __all__ = ["OF_MTP", "Parts", "softmax"]
@@ -216,7 +215,7 @@ class Parts(Run):
         def of_shared() -> Any:
             w_s, shared = self.p(f"{prefix}w_s"), self._of_expert(place, X_s.value, f"{prefix}shared/")
             if w_s is not None and self.use("shared_gate", place):
-                shared = shared * sigmoid(self.product(w_s[:, None], X_s.value))
+                shared = shared * sigma(self.product(w_s[:, None], X_s.value))
             return shared
 
         def both() -> Any:

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from training.oracle.lines import sigma
+
 from .attention import Attention
-from .formulas import gelu_tanh, merged, sigmoid, silu
+from .catalogue import gelu_tanh, merged, silu
 from .run import Key, Named
 
 __all__ = ["Recurrence"]
@@ -56,7 +58,7 @@ class Recurrence(Attention):
                 )
                 q, beta = (
                     q * self.use("delta_scale", place)(Q.shape[-2]),
-                    self.rounded(self.use("delta_rate", place) * sigmoid(self.product(W["W_b"], X.value))),
+                    self.rounded(self.use("delta_rate", place) * sigma(self.product(W["W_b"], X.value))),
                 )
             v = rate * V if is_mamba else self.use("delta_new", place)(beta)[..., None, :] * V
             beta = beta if is_mamba else self.use("delta_corrected", place)(beta)
@@ -98,7 +100,7 @@ class Recurrence(Attention):
 
         def through_time() -> Any:
             u = U.value
-            i, r = (sigmoid(column(f"b_{gate}", self.product(W[f"W_{gate}"], u), u)) for gate in "ir")
+            i, r = (sigma(column(f"b_{gate}", self.product(W[f"W_{gate}"], u), u)) for gate in "ir")
             i, r = self.use("lru_gates", place)(i, r)
             alpha = self.rounded(np.exp(-self.use("lru_decay", place)(r, W["a"][..., None])))
             new, h, columns = self.rounded(i * u), 0.0 * u[..., 0], []
