@@ -27,9 +27,8 @@ from training.crosscheck.scenarios import Scenarios, masked_tokens
 from training.crosscheck.variants import VariantScenarios, compare_variant, with_numbers_that_matter
 from training.foreign.cases import Case
 from training.foreign.checking import diagnose
-from training.foreign.making import make_case, of_library
+from training.foreign.making import make_case, of_library, paper_names
 from training.foreign.recording import Recording, record_jax
-from training.foreign.vocabulary import paper_names
 
 from .edits import Copy, Edit, Planted, Verdict, try_all
 from .planted import PLANTED

@@ -35,13 +35,12 @@ from training.crosscheck.results import Results
 from training.crosscheck.scenarios import Scenarios
 from training.crosscheck.stored import StoredResults
 from training.crosscheck.variants import NAMES, VariantScenarios, compare_variant
-from training.foreign.beside import beside
+from training.foreign import from_transformers
 from training.foreign.cases import Case
-from training.foreign.checking import case_of, check_files, diagnose, observed, recorded
-from training.foreign.huggingface import from_transformers, variant_of
+from training.foreign.checking import beside, case_of, check_files, diagnose, observed, recorded, variant_of
 from training.foreign.making import EDGES, config_of, make_case, of_library, write_case
-from training.foreign.page import write_report
 from training.foreign.recording import Recording
+from training.foreign.report import write_report
 
 DEFAULT = ("paper", "auto")
 """The implementations that are compared: the lines as printed, and what a caller gets."""

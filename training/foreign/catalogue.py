@@ -1,7 +1,7 @@
 """The choices: for each place (a slot) of a formula what may stand there, the paper's choice first.
 
 A choice has a name, a text, which completes "equal if ...", and what it does. Arrays have any axes in front, then rows,
-then tokens. Named variants are expressed in the same words: `vocabulary.choices_of`.
+then tokens. Named variants are expressed in the same words: `making.choices_of`.
 """
 
 import functools

@@ -13,12 +13,11 @@ import numpy as np
 from .cases import EPSILON
 from .catalogue import BACKWARD, SLOTS, choice, related
 from .diagnose import Diagnosis
-from .evidence import Departure
+from .evidence import Departure, Walk
 from .match import MARGIN
 from .parts import OF_MTP
 from .reference import Reference, gradient
 from .run import Key, kind_of
-from .telling import Walk
 
 __all__ = ["findings"]
 

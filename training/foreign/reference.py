@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from .attention import Attention
 from .catalogue import choice
-from .recurrence import Recurrence
 from .run import Choices, Key, Named, StopRun
 
 __all__ = ["Reference", "gradient"]
@@ -18,7 +18,7 @@ __all__ = ["Reference", "gradient"]
 Sublayer = Callable[[Named], Named]
 
 
-class Reference(Recurrence):
+class Reference(Attention):
     """A run of a case's algorithm."""
 
     def go(self) -> "Reference":

@@ -1,7 +1,9 @@
-"""The result of a check of foreign code: the verdict on each line of the paper, and the departures, in words."""
+"""The result of a check of foreign code: the verdict on each line of the paper, and the departures, in words, and as a page."""
 
 import dataclasses
 import functools
+import os
+import pathlib
 import re
 from typing import Any, ClassVar
 
@@ -11,11 +13,10 @@ from training.crosscheck.report import Place, escaped
 
 from .cases import Case
 from .catalogue import SLOTS
-from .evidence import Departure
+from .evidence import Departure, Walk
 from .run import Key
-from .telling import Walk
 
-__all__ = ["Report", "Recognized", "merged", "sentence"]
+__all__ = ["Report", "Recognized", "merged", "sentence", "write_report"]
 
 WORST = ("differs", "behind", "not shown", "in step", "equal")
 """Verdicts from the most to the least important: a line with several values has the first."""
@@ -189,3 +190,27 @@ def sentence(d: Departure) -> str:
 def _printed(of: Key | Departure) -> tuple[int, str]:
     """An algorithm, and the number that a line is printed with."""
     return of.algorithm, "1" if of.algorithm == 7 else of.line
+
+
+def write_report(report: Report, folder: pathlib.Path) -> pathlib.Path:
+    """Write the report as a page, with a page for each foreign source file; returns the page's path."""
+    from training.crosscheck.book.listing import excerpts, listing, page_of  # noqa: PLC0415  # Jinja and Pygments
+    from training.crosscheck.book.pages import write_pages  # noqa: PLC0415
+
+    rows = list(report.lines.values())
+    files = {pathlib.Path(place.file) for row in rows for place in row.places}
+    root = pathlib.Path(os.path.commonpath([file.parent for file in files])).parent if files else folder
+    names = {str(file): file.relative_to(root).as_posix() for file in sorted(files)}
+    sides = []
+    for n in dict.fromkeys(row.algorithm for row in rows):
+        own = [
+            dataclasses.replace(row, places=[dataclasses.replace(of, file=names[of.file]) for of in row.places])
+            for row in rows
+            if row.algorithm == n
+        ]
+        sides.append({"algorithm": PSEUDOCODE[n], "results": own, "excerpts": excerpts(own, root)})
+    variables = {"report": report, "sides": sides}
+    pages: dict[str, tuple[str, dict[str, Any]]] = {"index.html": ("report.html", variables)}
+    for file, name in names.items():
+        pages[page_of(name)] = ("source.html", {"file": name, "lines": listing(pathlib.Path(file))})
+    return write_pages(folder, pages)

@@ -9,8 +9,7 @@ import pytest
 from tests.foreign_code import attention, decoder, modern, softmax, torch, translator
 from training.commands.crosscheck import main
 from training.foreign import check
-from training.foreign.beside import beside
-from training.foreign.checking import diagnose
+from training.foreign.checking import beside, diagnose
 from training.foreign.diagnose import Diagnosis
 from training.foreign.making import make_case, write_case
 

@@ -5,7 +5,7 @@ import pytest
 from tests.interchange_cases import libraries
 from training.commands.crosscheck import main
 from training.foreign import check, from_transformers
-from training.foreign.huggingface import variant_of
+from training.foreign.checking import variant_of
 from training.interchange.architectures import WRITTEN_AS
 
 _, transformers = libraries()
