@@ -8,6 +8,7 @@ behind it can be checked all the same, and then pairs of choices. After two such
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import itertools
@@ -39,7 +40,7 @@ from .loading import held
 from .match import Finder, Group, Match, Observed
 from .recording import Recording
 from .reference import Reference
-from .run import TABLES, Key, Seen, chosen, kind_of, real, scope_of
+from .run import TABLES, Key, Seen, chosen, kind_of, real, scopes
 
 __all__ = ["Diagnosis"]
 
@@ -69,18 +70,8 @@ OF_ATTENTION = (
 )  # fmt: skip
 
 SPARE = (
-    "weights",
-    "split",
-    "mask",
-    "mask_fill",
-    "scale",
-    "rotates",
-    "norm_here",
-    "qk_norm",
-    "kv_reads",
-    "kv_layer",
-    "position_index",
-)
+    "weights", "split", "mask", "mask_fill", "scale", "rotates", "norm_here", "qk_norm", "kv_reads", "kv_layer", "position_index",
+)  # fmt: skip
 """Slots where code may compute the paper's choice, and then not use it."""
 
 INSERTING = {"embedded_scale", "extra_norm", "norm_here", "order", "post_norm", "parallel", "residual", "mtp_reads"}
@@ -183,16 +174,10 @@ class Diagnosis:
     def _without(self) -> None:
         """Begin with the biases that no parameter of the code holds: they are not added."""
         run, kinds = self.run(self.choices), {f"{name}_bias": f"b_{name}" for name in BIASES} | {"norm_beta": "beta"}
-        for slot, leaf in kinds.items():
-            own = [n for n in self.case.theta if re.fullmatch(rf"(.*/)?{leaf}(_\w+)?", n)]
+        for slot, leaf in kinds.items() if self.recording.parameters else ():
+            own = {n for n in self.case.theta if re.fullmatch(rf"(.*/)?{leaf}(_\w+)?", n)}
             is_used = any(slot == of for of, _ in run.asked)
-            if (
-                own
-                and is_used
-                and self.recording.parameters
-                and set(own) <= set(self.missing)
-                and not self.more.get(slot)
-            ):
+            if own and own <= set(self.missing) and is_used and not self.more.get(slot):
                 self._adopt({slot: "none"}, run, 0)
 
     def _go_on(self) -> None:
@@ -204,25 +189,26 @@ class Diagnosis:
             visit = next((visit for visit in ids if not ok[visit]), None)
             if visit is None:
                 break
-            if self.runs > PATIENCE:
-                self._depart(run.lines[visit].key, f"differs; the check stops after {PATIENCE} trials", "unknown")
-                self.is_lost = True
-                break
+            key = run.lines[visit].key
             self.at = (
                 f"{ids.index(visit)} of {len(ids)} values explained, {len(self.departures)} departures, at {visit}"
             )
             self.tell(self.at)
             is_tail = not any(ok[other] for other in ids[ids.index(visit) :])
-            if is_tail and self._shows_no_more(run):
+            is_softmax = (key.algorithm, key.line) == (4, "return")
+            if self.runs > PATIENCE:
+                text, kind = f"differs; the check stops after {PATIENCE} trials", "unknown"
+            elif is_tail and self._shows_no_more(run):
                 break
-            is_softmax = (run.lines[visit].key.algorithm, run.lines[visit].key.line) == (4, "return")
-            if not (is_softmax and self._is_of_nothing(run, visit)) and self._repair(run, visit):
+            elif not (is_softmax and self._is_of_nothing(run, visit)) and self._repair(run, visit):
                 if len({kind_of(d.visit) for d in self.departures if d.kind == "unknown"}) < UNKNOWN:
                     continue
-                self._stop(run, visit)
-                break
-            text, kind = self._why(run, visit)
-            self._depart(run.lines[visit].key, f"{text}; what follows cannot be checked", kind)
+                text = f"{UNKNOWN} lines have no name: the check stops, for what is behind would be guessed"
+                kind = "stopped"
+            else:
+                text, kind = self._why(run, visit)
+                text += "; what follows cannot be checked"
+            self._depart(key, text, kind)
             self.is_lost = True
             break
 
@@ -245,11 +231,6 @@ class Diagnosis:
         scores = run.lines.get(f"{run.lines[visit].key.place}:4.5")
         return self.lost is not None and scores is not None and np.isneginf(np.real(scores.value)).all(-2).any()
 
-    def _stop(self, run: Reference, visit: str) -> None:
-        text = f"{UNKNOWN} lines have no name: the check stops, for what is behind would be guessed"
-        self._depart(run.lines[visit].key, text, "stopped")
-        self.is_lost = True
-
     def _depart(
         self, key: Key, text: str, kind: str, where: str = "", choices: Mapping[str, str] | None = None
     ) -> None:
@@ -259,10 +240,8 @@ class Diagnosis:
 
     def _shows_no_more(self, run: Reference) -> bool:
         """Whether what comes last is simply not computed: no output of the code is left unexplained."""
-        found = [
-            (t.value, seen.match.tolerance) for seen in run.lines.values() if seen.match for t in seen.match.tensors
-        ]
-        sets = [(np.sort(value, None), by) for value, by in found]
+        matches = [seen.match for seen in run.lines.values() if seen.match]
+        sets = [(np.sort(t.value, None), match.tolerance) for match in matches for t in match.tensors]
 
         def is_found(output: np.ndarray) -> bool:
             mine = np.sort(output, None)
@@ -330,10 +309,8 @@ class Diagnosis:
 
     def _state_now(self) -> dict[str, Any]:
         """A walk's findings so far."""
-        return {
-            "choices": dict(self.choices), "departures": list(self.departures), "taken": dict(self.taken),
-            "loose": set(self.loose), "is_lost": self.is_lost,
-        }  # fmt: skip
+        names = "choices", "departures", "taken", "loose", "is_lost"
+        return {name: copy.copy(getattr(self, name)) for name in names}
 
     def _unused(self, run: Reference, pins: Pins, index: int, also: Sequence[Trial] = ()) -> dict[str, str] | None:
         """A choice by which a computed value is not used, such as the result of a norm; `also`: beside one of these."""
@@ -372,15 +349,10 @@ class Diagnosis:
         pairs = self._pairs(run, start, index, trials, is_taken=taken is not None)
         best = self._best(pairs, pins, index, run, instead=taken)
         if best is None and taken is None:
-            found = (self._replaced(run, source, pins) for source in run.lines[list(run.lines)[index]].inputs)
-            taken = next(filter(None, found), None)
+            for source in run.lines[list(run.lines)[index]].inputs:  # in place of one that was found
+                if taken is None and source in pins and source not in self.taken:
+                    taken = self._take(run, source, {other: seen for other, seen in pins.items() if other != source})
         return best, taken if best is None else None
-
-    def _replaced(self, run: Reference, visit: str, pins: Pins) -> Taken | None:
-        """Another foreign tensor as the value of a line that was found, from which the lines behind follow."""
-        if visit not in pins or visit in self.taken:
-            return None
-        return self._take(run, visit, {other: seen for other, seen in pins.items() if other != visit})
 
     def _keep(self, seen: Seen, text: str, kind: str) -> None:
         """Go on from a foreign tensor as the value of a line."""
@@ -411,11 +383,9 @@ class Diagnosis:
         ids = list(run.lines)
         for scope, name in self._widened(new, run).items():
             slot, _, place = scope.partition("@")
-            users = [visit for visit, used in run.uses.items() if any(scope_of(scope, *use) for use in used)]
+            users = [visit for visit, used in run.uses.items() if any(scope in scopes(*use) for use in used)]
             at = next((visit for visit in ids[index:] if visit in users), users[0])
-            self._depart(
-                run.lines[at].key if at in run.lines else _key(at), _text(slot, name), "named", place, {scope: name}
-            )
+            self._depart(run.keys[at], _text(slot, name), "named", place, {scope: name})
             self.choices[scope] = name
 
     def _trials(self, run: Reference, index: int) -> tuple[list[Trial], list[str]]:
@@ -424,14 +394,9 @@ class Diagnosis:
         around = {run.lines[visit].key.place for visit in window[:6]}
         read = {run.lines[of].key.place for visit in window[:1] for of in run.lines[visit].inputs if of in run.lines}
         around |= {place for place in read if "/" not in place}  # such as the final norm, of logits
-
-        def is_near(place: str) -> bool:
-            return any(
-                f"{p}/".startswith(f"{place}/") or p.split("/")[0] == place.split("/", maxsplit=1)[0] for p in around
-            )
-
+        near = {place.partition("/")[0] for place in around}
         places = [use for visit in window for use in run.uses.get(visit, ())]
-        places += [use for used in run.uses.values() for use in used if use[0] in STRUCTURE and (is_near(use[1]) or use[0] in ("extra_norm", "embedded_scale"))]  # fmt: skip
+        places += [use for used in run.uses.values() for use in used if use[0] in STRUCTURE and (use[1].partition("/")[0] in near or use[0] in ("extra_norm", "embedded_scale"))]  # fmt: skip
         places += [use for of in _forgotten(run, index) for use in run.uses.get(of, ()) if use[0] == "residual"]
         places = sorted(dict.fromkeys(places), key=lambda use: use[0] in RARE)
         trials = []
@@ -475,22 +440,22 @@ class Diagnosis:
         """
         choices, known = self.choices if choices is None else choices, set(score(run)[1])
         budget, ties, like = self._budget(run, base), [], self.run(choices, pins)
-        goal = instead[0].key.id if instead is not None else ""
+        visit, goal = list(run.lines)[base], instead[0].key.id if instead is not None else ""
         for most in sorted({min(budget), max(budget)} if look else {min(budget)}):
             for combination in combinations if not ties else ():
                 if not any(use[:2] in like.asked for use in combination):
                     continue  # what reads it is known from the code
-                new, uses = _scoped(combination), [c[:2] for c in combination]
+                new, uses = {f"{slot}@{place}": name for slot, place, name in combination}, [c[:2] for c in combination]
                 held_to = self._before(uses, pins, like) if INSERTING & {slot for slot, _ in uses} else pins
                 options = {"like": like, "new": uses, "goal": goal}
                 try:
                     scout = self.run({**choices, **new}, held_to, most, **options, **self.rough)
-                    if not _reaches(scout, list(run.lines)[base], base):
+                    if score(scout)[0] <= _index(scout, visit, base):
                         continue
                     trial = self.run({**choices, **new}, held_to, max(budget), **options)
                 except ERRORS:
                     continue
-                rank = self._rank(trial, list(run.lines)[base], base, known, instead)
+                rank = self._rank(trial, _index(trial, visit, base), known, instead)
                 if rank is not None and self._state(run, {**choices, **new}) not in self.been:
                     ties.append((rank, new))
         if not ties:
@@ -529,12 +494,14 @@ class Diagnosis:
                 break
         return best
 
-    def _scored(self, choices: Mapping[str, str]) -> tuple[int, list[str]]:
-        """The score of a run with choices that may make no sense somewhere."""
+    def _scored(self, choices: Mapping[str, str]) -> tuple[int, list[str], int]:
+        """The score of a run with choices that may make no sense somewhere, and minus the number of lines that it lacks."""
         try:
-            return score(self.run(choices, self.taken))
+            run = self.run(choices, self.taken)
         except ERRORS:
-            return 0, []
+            return 0, [], -(10**6)
+        first, evidence = score(run)
+        return first, evidence, first - len(run.lines)
 
     def _budget(self, run: Reference, base: int) -> tuple[int, int]:
         """Numbers of lines in a row that a run may miss before it is given up: some more than the code hides before, and
@@ -547,13 +514,9 @@ class Diagnosis:
         few = 4 * len(run.lines) // len(self.recording.tensors)  # a program that writes files shows a few lines only
         return max(6, longest + 3), max(few, longest + 3, 6 if base > 8 else 16)
 
-    def _rank(
-        self, trial: Reference, visit: str, base: int, known: set[str], instead: Any
-    ) -> tuple[int, bool, float] | None:
+    def _rank(self, trial: Reference, base: int, known: set[str], instead: Any) -> tuple[int, bool, float] | None:
         """A trial's score: newly found lines, whether the line itself, and how near they are."""
-        first, evidence = score(trial)
-        ids = list(trial.lines)
-        base = min(base, ids.index(visit) if visit in ids else base)  # a choice may remove lines before it
+        (first, evidence), ids = score(trial), list(trial.lines)
         if first <= base or is_halfway(trial, ids[base], self.lost):
             return None
         match = trial.lines[ids[base]].match
@@ -595,7 +558,7 @@ class Diagnosis:
             other = {wide(*scope.split("@", 1)): name for scope, name in new.items() if "@" in scope} or dict(new)
             if other == dict(new) or self._state(run, {**self.choices, **other}) in self.been:
                 continue
-            first, found = self._scored({**self.choices, **other})
+            first, found, _ = self._scored({**self.choices, **other})
             if first >= local and len(found) >= len(evidence) and (not is_structure or len(found) > len(evidence)):
                 local, evidence, new = first, found, {**other}
                 if all("@" not in scope for scope in new):
@@ -625,12 +588,8 @@ class Diagnosis:
 
     def _explained(self, choices: Mapping[str, str]) -> tuple[int, int]:
         """Minus the number of lines that a run lacks at its end, and the number of lines found."""
-        try:
-            run = self.run(choices, self.taken)
-        except ERRORS:
-            return -(10**6), 0
-        first, evidence = score(run)
-        return first - len(run.lines), len(evidence)
+        _, evidence, lacking = self._scored(choices)
+        return lacking, len(evidence)
 
     def _revise(self) -> None:
         """Take back what is not needed to explain as much, and widen choices that hold in several layers."""
@@ -656,7 +615,12 @@ class Diagnosis:
                 rest = {other: of for other, of in self.choices.items() if not _is_within(other, wide)}
                 if len(rest) < len(self.choices) - 1 and is_as_good({**rest, wide: name}):
                     self.choices = {**rest, wide: name}
-                    self.departures = [self._widely(d, wide) for d in self.departures]
+                    self.departures = [
+                        dataclasses.replace(
+                            d, choices={wide if _is_within(s, wide) else s: n for s, n in d.choices.items()}
+                        )
+                        for d in self.departures
+                    ]
 
     def _is_idle(self, less: Mapping[str, str]) -> bool:
         """Whether the lines found with a choice that `less` lacks are read by lines that have no name alone: the code may
@@ -666,19 +630,9 @@ class Diagnosis:
         if not unknown or self._explained(less)[0] < self._explained(self.choices)[0]:
             return False
         run, other = self.run(self.choices, self.taken), self.run(less, self.taken)
-        own = [
-            v
-            for v, seen in run.lines.items()
-            if seen.match is not None and (v not in other.lines or other.lines[v].match is None)
-        ]
-        readers = [{v for v, seen in run.lines.items() if of in seen.inputs} for of in own]
-        return bool(own) and all(of and of <= unknown for of in readers)
-
-    def _widely(self, d: Departure, wide: str) -> Departure:
-        """A departure with a wider scope in place of those that it holds."""
-        return dataclasses.replace(
-            d, choices={wide if _is_within(s, wide) else s: name for s, name in d.choices.items()}
-        )
+        found, left = ({v for v, seen in of.lines.items() if seen.match is not None} for of in (run, other))
+        readers = [{v for v, seen in run.lines.items() if of in seen.inputs} for of in found - left]
+        return bool(readers) and all(of and of <= unknown for of in readers)
 
     def _take(self, run: Reference, visit: str, pins: Pins) -> Taken | None:
         """A foreign tensor that the lines behind follow from, as the value of a line that no choice gives.
@@ -686,9 +640,8 @@ class Diagnosis:
         Heads that are computed one by one are together behind their softmax only.
         """
         values = f"{run.lines[visit].key.place}:4.return"
-        if visit != values and values in run.lines and visit.endswith((":4.5", ":4.return softmax")):
-            return self._taken(run, visit, pins) or self._taken(run, values, pins)
-        return self._taken(run, visit, pins)
+        is_before = values in run.lines and visit.endswith((":4.5", ":4.return softmax"))
+        return self._taken(run, visit, pins) or (self._taken(run, values, pins) if is_before else None)
 
     def _candidates(self, run: Reference, visit: str) -> Iterator[tuple[Group, np.ndarray]]:
         """The foreign tensors that no line has and that may be a line's value, and their numbers in its shape."""
@@ -790,15 +743,10 @@ class Diagnosis:
         return best[1], text, "unknown"
 
 
-def _reaches(trial: Reference, visit: str, base: int) -> bool:
-    """Whether a trial explains a line; `base`: its index, but where a choice removes lines before it."""
+def _index(trial: Reference, visit: str, base: int) -> int:
+    """The index of a line in a trial; `base`: that in a run, since a choice may remove lines before it."""
     ids = list(trial.lines)
-    return score(trial)[0] > min(base, ids.index(visit) if visit in ids else base)
-
-
-def _scoped(combination: tuple[Trial, ...]) -> dict[str, str]:
-    """The choices of trials, by scope."""
-    return {f"{slot}@{place}": name for slot, place, name in combination}
+    return min(base, ids.index(visit) if visit in ids else base)
 
 
 def _numbers(off: Callable[[float], np.ndarray], low: float, high: float, spread: float) -> list[str]:
@@ -848,7 +796,7 @@ def _slot(scope: str) -> str:
 def _is_within(scope: str, wide: str) -> bool:
     """Whether a scope speaks of nothing else than a wider one."""
     slot, _, place = scope.partition("@")
-    return scope == wide or scope_of(wide, slot, place)
+    return wide in scopes(slot, place)
 
 
 def _text(slot: str, name: str) -> str:
@@ -858,11 +806,3 @@ def _text(slot: str, name: str) -> str:
     extra = f"the code's parameter {name.removeprefix('extra:')}"
     is_bias = slot.removesuffix("_bias") in BIASES
     return f"the bias is {extra}, which holds nothing of θ: load it" if is_bias else f"{extra} is added"
-
-
-def _key(visit: str) -> Key:
-    """The key with an id, of a line that no run has any more."""
-    place, _, rest = visit.rpartition(":")
-    number, _, what = rest.partition(" ")
-    algorithm, _, line = number.partition(".")
-    return Key(place, int(algorithm), line, what)

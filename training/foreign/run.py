@@ -16,7 +16,7 @@ import numpy as np
 
 from .catalogue import choice, paper
 
-__all__ = ["LARGE", "LAST", "TABLES", "Choices", "Key", "Named", "Run", "Seen", "chosen", "kind_of", "real", "scope_of"]
+__all__ = ["LARGE", "LAST", "TABLES", "Choices", "Key", "Named", "Run", "Seen", "chosen", "kind_of", "real", "scopes"]
 
 LARGE = -1000.0
 """Scores below it count as −∞."""
@@ -92,15 +92,14 @@ def real(A: Any, lengths: Mapping[int, int]) -> Any:
     return A[..., :rows, :columns]
 
 
-def scope_of(scope: str, slot: str, place: str) -> bool:
-    """Whether a scope speaks of a slot at a place."""
-    return scope in (slot, f"{slot}@{place}", f"{slot}@{kind_of(place)}")
+def scopes(slot: str, place: str) -> tuple[str, str, str]:
+    """The scopes that speak of a slot at a place, the narrowest first."""
+    return f"{slot}@{place}", f"{slot}@{kind_of(place)}", slot
 
 
 def chosen(choices: Choices, slot: str, place: str) -> str | None:
     """The name that is chosen for a place, or for it in every layer, or everywhere."""
-    scopes = (f"{slot}@{place}", f"{slot}@{kind_of(place)}", slot)
-    return next((choices[scope] for scope in scopes if scope in choices), None)
+    return next((choices[scope] for scope in scopes(slot, place) if scope in choices), None)
 
 
 class StopRun(Exception):  # noqa: N818
@@ -125,9 +124,7 @@ class Run:
     detached: Collection[str] = ()  # kinds of lines that no gradient passes
     backward: Choices = dataclasses.field(default_factory=dict)  # choices of the gradient alone
     like: "Run | None" = None  # a run whose lines are taken over, until one depends on what is new
-    new: Collection[
-        tuple[str, str]
-    ] = ()  # the slots and places where its choices are others; a parameter as ("θ", name)
+    new: Collection[tuple[str, str]] = ()  # slots and places where its choices are others; a parameter as ("θ", name)
     goal: str = ""  # a line that must be found: where it is not, the run ends
 
     def __post_init__(self) -> None:
@@ -137,6 +134,7 @@ class Run:
         self.R = REPLICAS + 1 if self.epsilon else 1
         self.lines: dict[str, Seen] = {}
         self.uses: dict[str, list[tuple[str, str]]] = {}
+        self.keys: dict[str, Key] = {}  # of what uses something, which perhaps is no line
         # slot and place → the name of the choice there, and how many lines there were before it was asked for
         self.asked: dict[tuple[str, str], tuple[str, int]] = {}
         self.key: Key | None = None
@@ -195,18 +193,18 @@ class Run:
 
     def base_name(self, slot: str, place: str) -> str:
         """The name of the case's own choice at a place."""
-        is_turned = self.turns and slot != "turns" and self.name("turns", place) == "next"
-        return chosen(self.case.base, slot, self._next(place) if is_turned else place) or paper(slot)
-
-    def _next(self, place: str) -> str:
-        """The place in the layer behind; behind the last, in the first."""
-        return re.sub(r"^l(\d+)", lambda match: f"l{int(match[1]) % self.case.sizes['L'] + 1}", place)
+        if (
+            self.turns and slot != "turns" and self.name("turns", place) == "next"
+        ):  # as in the layer behind, or the first
+            place = re.sub(r"^l(\d+)", lambda match: f"l{int(match[1]) % self.case.sizes['L'] + 1}", place)
+        return chosen(self.case.base, slot, place) or paper(slot)
 
     def use(self, slot: str, place: str, key: Key | None = None) -> Any:
         """The effect of the choice at a place; that the current line (or `key`) depends on it is noted."""
         of = key or self.key
         if of is not None:
             self.uses.setdefault(of.id, []).append((slot, place))
+            self.keys[of.id] = of
         name = self.name(slot, place)
         if name.startswith("extra:"):
             return np.asarray(self.extras[name], np.float64)[None, :, None]
@@ -248,21 +246,13 @@ class Run:
             tolerance, match, form, apart = found
             seen = Seen(key, value, tolerance, match, form, [source.key.id for source in inputs], parts, apart)
         if seen.read is None:
-            seen.read = seen.value if seen.match is None or self.rough else self._noisy(seen.match.values)
+            seen.read = seen.value if seen.match is None or self.rough else self.rounded(seen.match.values[None])
         self.lines[key.id] = seen
-        self._count(seen.match, show)
-        if key.id == self.goal and seen.match is None:
+        self.misses = 0 if seen.match is not None else self.misses + (show and self.finder is not None)
+        is_spent = self.budget is not None and self.misses > self.budget
+        if is_spent or (key.id == self.goal and seen.match is None):
             raise StopRun
         return Named(seen.read[:1] if self.rough else seen.read, key)
-
-    def _count(self, match: Any, show: bool) -> None:
-        """Count the lines in a row that were not found, and stop when their budget is spent."""
-        self.misses = 0 if match is not None else self.misses + (show and self.finder is not None)
-        if self.budget is not None and self.misses > self.budget:
-            raise StopRun
-
-    def _noisy(self, value: Any) -> Any:
-        return value[None] * (1 + self.noise((1, *value.shape))) if self.epsilon else value[None]
 
     def _evaluated(self, key: Key, thunk: Callable[[], Any]) -> Any:
         outer, self.key = self.key, key
@@ -270,7 +260,7 @@ class Run:
             with np.errstate(all="ignore"):
                 value = thunk()
                 used = self.uses.get(key.id, ()) if self.backward else ()
-                if any(scope_of(scope, *use) for scope in self.backward for use in used):
+                if any(scope in self.backward for use in used for scope in scopes(*use)):
                     own = self.choices, self.asked
                     self.choices, self.asked = {**self.choices, **self.backward}, {}
                     value = np.real(value) + 1j * np.imag(thunk())
@@ -284,8 +274,7 @@ class Run:
     ) -> tuple[float, Any, str, float]:
         """The tolerance of a line, where the foreign code holds it, in which form, and how far it is from that."""
         tolerance = 0.0
-        of_line: tuple[str, Any, Any] = ("", None, None)
-        for name, form, back in (of_line, *forms):
+        for name, form, back in (("", None, None), *forms):
             with np.errstate(all="ignore"):
                 clean = value if form is None else form(value)
                 is_masked = bool(np.real(clean.min(initial=0.0)) == -np.inf)
