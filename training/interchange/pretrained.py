@@ -26,7 +26,7 @@ import numpy as np
 from algorithms import DTransformerParams, EDTransformerParams, ETransformerParams
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import NumberTokenizer, Tokenizer
-from training.disk import local_path, reason, require_file, write_atomically
+from training.disk import local_path, read_text, reason, require_file, write_atomically
 from training.interchange import (
     consistency,
     containers,
@@ -45,7 +45,6 @@ from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import SUFFIX, GGUFFile
 from training.interchange.gguf_models import GGUFTensors, open_gguf
 from training.interchange.hub import downloaded
-from training.interchange.license import license_of
 from training.interchange.mapping import Entry
 from training.interchange.unsupported import NEEDS
 from training.runs.directory import FORMAT, Description, Run, RunDirectory
@@ -64,6 +63,8 @@ STORED = "stored"
 """In place of a dtype: that which keeps what a file has in the least space."""
 SUFFIXES = (".json", ".txt", ".spm", ".safetensors", ".bin", ".pt", ".pth")
 """Suffixes of a checkpoint's files."""
+CARD = "README.md"
+"""The model card, which begins with YAML fields between two lines of dashes."""
 Lacks = Callable[[dict[str, Any], list[Entry]], list[str]]
 TASK_OF = {
     DTransformerParams: "d",
@@ -390,6 +391,32 @@ def _read(
         tokenizer = tokenizer_files.read(path, fields, model) or gguf_tokenizer.read_pieces(path, model.config.N_V)
     tokenizer = tokenizer or NumberTokenizer(tokenizer_files.special_tokens(path, fields, model, None))
     return _Checkpoint(model, template, leaves, tokenizer, fields, license_of(path, tensors), note)
+
+
+def license_of(path: Path, tensors: object) -> str:
+    """Return the license of a checkpoint in a directory or GGUF file, or a note that it states none."""
+    in_gguf = isinstance(tensors, GGUFTensors)
+    said = tensors.file.metadata.get("general.license") if in_gguf else _of_card(path / CARD)
+    if isinstance(said, str) and said.strip():
+        return f"license: {said.strip()[:60]}"
+    texts = [] if in_gguf else sorted(file.name for file in path.glob("LICENSE*"))
+    return f"license: see its file {texts[0]}" if texts else "license: not stated in its files"
+
+
+def _of_card(card: Path) -> str | None:
+    """Return the field `license_name`, which accompanies the license "other", or else the field `license`."""
+    if not card.is_file():
+        return None
+    try:
+        lines = read_text(card).splitlines()
+    except (OSError, ValueError):  # the model can be used without its card
+        return None
+    if not lines or lines[0].strip() != "---":
+        return None
+    end = next((i for i, line in enumerate(lines[1:], 1) if line.strip() == "---"), 0)
+    fields = dict(line.split(":", 1) for line in lines[1:end] if ":" in line and not line.startswith((" ", "-")))
+    found = {name: fields.get(name, "").strip().strip("'\"") for name in ("license", "license_name")}
+    return found["license_name"] or found["license"] or None
 
 
 def _check_files(path: Path) -> None:

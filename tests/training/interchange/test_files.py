@@ -11,7 +11,7 @@ from tests import interchange_cases as cases
 from tests.training.interchange.test_decoders import make
 from training.interchange import convert, load_pretrained, save_pretrained
 from training.interchange.containers import VALUES
-from training.interchange.license import license_of
+from training.interchange.pretrained import license_of
 
 torch, transformers = cases.libraries()
 UNKNOWN = "license: not stated in its files"
