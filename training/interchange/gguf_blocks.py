@@ -7,6 +7,7 @@ MLPs, W_e and W_u; those of other mixers and of experts are dequantized.
 
 import collections
 import functools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,8 +36,6 @@ BLOCKS = {
 }
 """The layout of a block in the file, for the types that are kept."""
 ZEROS = {BLOCKS["Q4_0"]: 8}
-TOGETHER = {"heads.W_q": "heads", "heads.W_k": "heads", "heads.W_v": "heads", "mlp.W_gate": "mlp.W_mlp1"}
-"""The factors of one product, or of one tensor in some files."""
 
 
 def kept(tensors: GGUFTensors, entries: Sequence[Entry], template: Any) -> Any:
@@ -80,10 +79,8 @@ def _factors(theta: Any) -> set[str]:
 
 
 def _group(leaf: str) -> str:
-    for end, group in TOGETHER.items():
-        if leaf.endswith(end):
-            return leaf.removesuffix(end) + group
-    return leaf
+    """Return what the factors of one product, or of one tensor in some files, have in common."""
+    return re.sub(r"heads\.W_[qkv]$|mlp\.W_(gate|mlp1)$", "", leaf)
 
 
 def _blocks(file: GGUFFile, kind: str, name: str) -> np.ndarray:

@@ -134,8 +134,8 @@ class Kind(NamedTuple):
     ties: bool = False
     repeats: bool = False
     shares: bool = True
-    # the shapes in a file of what `flat` shapes here, by the fields of config.json, if they are others
-    shapes: dict[str, Callable[[State], Shape]] = NOTHING
+    # the shapes in a file of what has another one here: numbers, and fields of config.json
+    shapes: dict[str, tuple[int | str, ...]] = NOTHING
 
     def fields(self, m: Metadata) -> State:
         """Return the fields of config.json that the metadata of a model says."""
@@ -170,7 +170,9 @@ class Kind(NamedTuple):
         part = part_of(name)
         if self.permuted and part in HEADS:
             return _reordered(array, state[HEADS[part]], write=write)
-        array = _with_rates(array, write=write) if part == "ssm_a" else array
+        if part == "ssm_a":
+            array = array.astype(np.float32)
+            array = -np.exp(array) if write else np.log(-array)
         array = _with_values_by_keys(part, array, state, write=write) if self.by_keys else array
         if self.shifted and part.endswith("norm") and part != "ssm_norm":
             return array.astype(np.float32) + np.float32(1 if write else -1)
@@ -179,9 +181,16 @@ class Kind(NamedTuple):
     def shape(self, name: str, shape: Shape, state: State, *, write: bool) -> Shape:
         """Return the shape of a tensor as our entries have it, or to `write` as a file has it."""
         part = part_of(name)
-        if not write:
-            return _flat(part, shape)
-        return np.broadcast_to(0, shape).reshape(self.shapes[part](state)).shape if part in self.shapes else shape
+        if write and part in self.shapes:
+            own = [state[size] if isinstance(size, str) else size for size in self.shapes[part]]
+            return np.broadcast_to(0, shape).reshape(own).shape
+        if write:
+            return shape
+        if part in FLAT:
+            return (int(np.prod(shape)),)
+        if part == "ffn_gate_inp_shexp":
+            return (1, shape[-1])
+        return (int(np.prod(shape[:-1])), shape[-1]) if part in TAPS and len(shape) > 1 else shape
 
 
 def part_of(name: str) -> str:
@@ -197,21 +206,6 @@ def _reordered(array: np.ndarray, H: int, *, write: bool) -> np.ndarray:
     return array.reshape(H, *pairs, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
-def _flat(part: str, shape: Shape) -> Shape:
-    """Return the shape here of a tensor in a file."""
-    if part in FLAT:
-        return (int(np.prod(shape)),)
-    if part == "ffn_gate_inp_shexp":
-        return (1, shape[-1])
-    return (int(np.prod(shape[:-1])), shape[-1]) if part in TAPS and len(shape) > 1 else shape
-
-
-def _with_rates(array: np.ndarray, *, write: bool) -> np.ndarray:
-    """Return −e^a in place of a, to `write`, or the other way round."""
-    array = array.astype(np.float32)
-    return -np.exp(array) if write else np.log(-array)
-
-
 def _with_values_by_keys(part: str, array: np.ndarray, state: dict[str, Any], *, write: bool) -> np.ndarray:
     """Return a tensor with the heads of values in the order of `qwen35`, to `write`, or the other way round."""
     n, n_keys = (state[f"linear_num_{kind}_heads"] for kind in ("value", "key"))
@@ -224,12 +218,7 @@ def _with_values_by_keys(part: str, array: np.ndarray, state: dict[str, Any], *,
     return np.moveaxis(np.concatenate([before, values]), 0, axis)
 
 
-def _of_mamba(groups: str) -> dict[str, Callable[[State], Shape]]:
-    """Return the shapes in a file of the rows of Mamba-2, by the field with the number of its heads of keys."""
-    one = dict.fromkeys(("ssm_a", "ssm_d"), lambda state: (-1, 1))
-    return {**one, "ssm_norm": lambda state: (state[groups], -1)}
-
-
+_OF_MAMBA: Any = {"ssm_a": (-1, 1), "ssm_d": (-1, 1)}
 _DEEPSEEK = Kind(
     fields.DEEPSEEK,
     fields.deepseek,
@@ -266,7 +255,7 @@ _NEMOTRON = Kind(
     constants={"time_step_min": 0.001},  # of published models; llama.cpp has no smallest Δ
     layer=_MAMBA | _ALONE,
     permuted=True,
-    shapes=_of_mamba("n_groups"),
+    shapes=_OF_MAMBA | {"ssm_norm": ("n_groups", -1)},
 )
 KINDS: dict[str, Kind] = {
     "llama": Kind(fields.LLAMA, fields.llama, types=("llama", "mistral", "mixtral"), permuted=True),
@@ -372,7 +361,7 @@ KINDS: dict[str, Kind] = {
         ("granitemoehybrid",),
         layer=_MAMBA,
         permuted=True,
-        shapes=_of_mamba("mamba_n_groups"),
+        shapes=_OF_MAMBA | {"ssm_norm": ("mamba_n_groups", -1)},
     ),
     "falcon-h1": Kind(
         fields.FALCON,
@@ -380,7 +369,7 @@ KINDS: dict[str, Kind] = {
         types=("falcon_h1",),
         constants={"mamba_norm_before_gate": False},
         layer=_FALCON,
-        shapes=_of_mamba("mamba_n_groups"),
+        shapes=_OF_MAMBA | {"ssm_norm": ("mamba_n_groups", -1)},
     ),
     "lfm2": _LFM2,
     "lfm2moe": _LFM2._replace(names=fields.LFM2_MOE, types=("lfm2_moe",), fixed=fields.SIGMOIDS),
@@ -395,12 +384,7 @@ KINDS: dict[str, Kind] = {
         fixed=fields.SIGMOIDS | {"expert_weights_norm": True},
         layer=_KIMI,
         repeats=True,
-        shapes={
-            "ssm_a": lambda state: (-1, 1),
-            **dict.fromkeys(
-                ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"), lambda state: (-1, 1, state["linear_conv_kernel_dim"])
-            ),
-        },
+        shapes={"ssm_a": (-1, 1), **dict.fromkeys(TAPS[2:], (-1, 1, "linear_conv_kernel_dim"))},
     ),
     "gpt2": Kind(
         fields.GPT2,

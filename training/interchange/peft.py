@@ -59,16 +59,13 @@ def is_adapter(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
-def _is_matrix(entry: Entry) -> bool:
-    return bool(entry.leaves) and entry.leaves[0].rpartition(".")[2].startswith("W_")
-
-
 def _modules(entries: list[Entry]) -> dict[str, Entry]:
     """Return the matrices of the layers by the names of their modules in a checkpoint."""
     return {
         entry.name.removesuffix(".weight"): entry
         for entry in entries
-        if len(entry.at) == 1 and not entry.of_experts and _is_matrix(entry)
+        if len(entry.at) == 1 and not entry.of_experts
+        if entry.leaves and entry.leaves[0].rpartition(".")[2].startswith("W_")
     }
 
 
