@@ -16,17 +16,10 @@ from algorithms.machinery.tags import tags_in, tags_of, target_of
 from tests import cases
 
 X, Z = cases.random_tokens(2, 13), cases.random_tokens(2, 7, seed=1)
-OF_ALL = (
-    alg.token_embedding,
-    alg.positional_embedding,
-    alg.attention,
-    alg.mh_attention,
-    alg.layer_norm,
-    alg.unembedding,
-)
+PARTS = alg.token_embedding, alg.positional_embedding, alg.attention, alg.mh_attention, alg.layer_norm, alg.unembedding
 # name → the transformer, its arguments, and the functions whose statements it runs
 TRANSFORMERS = {
-    "d": (alg.d_transformer, (X, cases.D), (*OF_ALL, alg.unembedding, alg.d_transformer, alg10_d_transformer.d_lines)),
+    "d": (alg.d_transformer, (X, cases.D), (*PARTS, alg.d_transformer, alg10_d_transformer.d_lines)),
     "e": (alg.e_transformer, (X, cases.E), (alg.e_transformer, alg.e_encoding, alg.e_hidden_state)),
     "ed": (
         alg.ed_transformer,
