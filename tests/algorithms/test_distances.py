@@ -1,4 +1,4 @@
-"""Scores by distance: T5's, ALiBi's and Transformer-XL's, in every implementation, with all that attention has.
+"""Scores by distance: T5's, ALiBi's and Transformer-XL's, in every implementation; and sinks, one score more each.
 
 Values of whole models, and cached decoding, are in ``test_family``; transformers' T5 is in ``test_encoder_decoder``.
 """
@@ -12,17 +12,18 @@ import pytest
 
 import algorithms as alg
 from algorithms.lines import ALiBi, Attention, Distances, Embedding, LayerNorm, TransformerXL
-from algorithms.model.distances import DistanceTable
-from algorithms.ops.attention.tiles import scores_by_distance, scores_by_distance_backward
-from tests import cases, family_cases
+from algorithms.machinery.options import using
+from algorithms.model.mixer import MixerMetadata
+from algorithms.model.positions import DistanceTable
+from algorithms.ops.attention.dispatch import RULES
+from algorithms.ops.attention.tiles import Scores, scores_by_distance, scores_by_distance_backward
+from tests import cases
 from training.oracle.positions import t5_bucket
 
 pytestmark = pytest.mark.sampled(1)
 
 KINDS = {"distances": Distances(buckets=6, farthest=7), "alibi": ALiBi(), "transformer_xl": TransformerXL(base=20.0)}
 SIZES = {"N_V": 19, "l_max": 17, "L": 2, "H": 6, "H_kv": 2, "d_e": 10, "d_mlp": 13, "d_attn": 4, "d_mid": 5}
-X = cases.array(family_cases.X)
-every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +35,6 @@ def _small_blocks():
 def variant_of(kind, **attention) -> alg.Variant:
     line = Attention(positions=KINDS.get(kind), **attention)
     return alg.PAPER.but(embedding=Embedding(positions=None), norm=LayerNorm(epsilon=1e-3), attention=line)
-
-
-def theta_of(kind, of=alg.DTransformerConfig, **sizes):
-    return cases.random_theta(of(**{**SIZES, **sizes}, variant=variant_of(kind)), scale=0.4)
 
 
 @pytest.mark.parametrize(("l_z", "l_x"), [(7, 5), (3, 11), (1, 1), (5, 1), (1, 4)])
@@ -83,3 +80,48 @@ def test_alibi_in_bfloat16_keeps_its_distances():
     P = ALiBi().keys(np.array([-257, -256]), None, DistanceTable(), jnp.zeros((8, 4, 1), jnp.bfloat16))
     assert P.dtype == jnp.float32
     np.testing.assert_array_equal(P[0, 0], [-128.5, -128.0])
+
+
+SINKS = Attention(sinks=True, biases=False, cap=1.5)
+W = cases.random_like(jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.of(SIZES), float), SINKS.shapes()))
+X = cases.normal(10, 2, 11)
+MASK = jax.device_put((np.random.default_rng(0).random((11, 11)) < 0.5) & (np.arange(11) != 3))
+
+
+def computed(how, dropout):
+    def loss(X, W):
+        key = jax.random.split(jax.random.key(0), 2) if dropout else None
+        with using(implementation=how, dropout=dropout, key=key):
+            Y, _ = SINKS.whole(X, W, MASK, MixerMetadata(np.arange(11)))
+        return (Y * jnp.sin(jnp.arange(Y.size).reshape(Y.shape))).sum(), Y
+
+    return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(X, W)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("dropout", [0.3, pytest.param(0.0, marks=pytest.mark.thorough)])
+def test_every_rule_computes_what_is_printed(rule, dropout):
+    (value, by), expected = computed(rule, dropout), computed("paper", dropout)
+    cases.assert_trees_close((value, by), expected)
+    assert np.abs(by[1].s).max() > 1e-3
+    assert np.all(np.asarray(value[1])[:, :, 3] == 0)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("rule", RULES)
+def test_the_gradient_of_a_sink_in_bfloat16(rule):
+    """A sink's weight is no difference of rounded ones: here it is 1/3000 of all."""
+    Q, K, V, E = (cases.normal(1, 16, 1, 64, seed=seed, dtype="bfloat16") for seed in range(4))
+    V, E, s = 1 + abs(V), 1 + abs(E), jnp.array([-5.0])
+
+    def gradient(rule, dtype):
+        arrays, of = [a.astype(dtype) for a in (Q, K, V, E)], s.astype(dtype)
+        return jax.jit(jax.grad(lambda s: (rule(*arrays[:3], s) * arrays[3]).astype("float64").sum()))(of)
+
+    def printed(Q, K, V, s):
+        exp_S = jnp.exp(jnp.einsum("hdbz,hdbx->zx", K, Q) / 4)
+        return jnp.einsum("hdbz,zx->hdbx", V, exp_S / (jnp.exp(s[0]) + exp_S.sum(0, keepdims=True)))
+
+    found = gradient(lambda Q, K, V, s: RULES[rule](Q, K, V, Scores(alg.BIDIRECTIONAL, sinks=s)), "bfloat16")
+    np.testing.assert_allclose(found, gradient(printed, "float64"), rtol=0.01)

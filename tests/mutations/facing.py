@@ -24,7 +24,7 @@ FACING = {
     "ops/attention/blockwise": "blockwise attention backward distances family",
     "ops/attention/dispatch": "attention batch_axes tiles distances family models",
     "ops/attention/strips": "backward attention distances family tiles",
-    "ops/attention/tiles": "attention tiles sinks backward blockwise distances family sharding models",
+    "ops/attention/tiles": "attention tiles backward blockwise distances family sharding models",
     "ops/chunked_log_loss": "loss token_losses sharding",
     "ops/delta_rule": "delta_rule",
     "ops/grouped": "experts family",
