@@ -10,7 +10,7 @@ import pytest
 from training.command_line.arguments import UsageError
 from training.commands.crosscheck import main
 from training.foreign import check
-from training.foreign.checking import check_files
+from training.foreign.checking import diagnose, recorded
 from training.foreign.making import make_case, write_case
 
 pytestmark = pytest.mark.end_to_end
@@ -56,18 +56,19 @@ def test_mistake_of_the_example_in_c_is_named(tmp_path):
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler is installed")
-    write_case(make_case(10, seed=2), tmp_path / "case")
+    case = make_case(10, seed=2)
+    write_case(case, tmp_path / "case")
     program = tmp_path / "decoder"
     subprocess.run([compiler, "-O2", "-Wall", "-Werror", "-o", program, EXAMPLES / "decoder.c", "-lm"], check=True)
     subprocess.run([program, tmp_path / "case"], check=True)
-    report = check_files(tmp_path / "case" / "dump")
+    report = diagnose(case, recorded(tmp_path / "case" / "dump", None))
     assert named(report) == [(6, "2", "the variance is divided by d_e − 1, not by d_e")]
     (mended,) = tmp_path.glob("decoder")
     source = (EXAMPLES / "decoder.c").read_text().replace("(d - 1)", "d")
     (tmp_path / "right.c").write_text(source)
     subprocess.run([compiler, "-O2", "-o", mended, tmp_path / "right.c", "-lm"], check=True)
     subprocess.run([mended, tmp_path / "case"], check=True)
-    assert check_files(tmp_path / "case" / "dump").ok
+    assert diagnose(case, recorded(tmp_path / "case" / "dump", None)).ok
 
 
 @pytest.mark.parametrize(

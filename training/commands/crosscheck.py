@@ -37,7 +37,7 @@ from training.crosscheck.stored import StoredResults
 from training.crosscheck.variants import NAMES, VariantScenarios, compare_variant
 from training.foreign import from_transformers
 from training.foreign.cases import Case
-from training.foreign.checking import beside, case_of, check_files, diagnose, observed, recorded, variant_of
+from training.foreign.checking import beside, case_of, diagnose, observed, recorded, variant_of
 from training.foreign.making import EDGES, config_of, make_case, of_library, write_case
 from training.foreign.recording import Recording
 from training.foreign.report import write_report
@@ -205,14 +205,16 @@ def _foreign(options: argparse.Namespace, console: Console) -> int:
         arrays = ", ".join(f"{name} {list(W.shape)}" for name, W in case.theta.items())
         console.print(f"θ: {arrays}", markup=False, highlight=False)
         return 0
-    if options.beside:
-        return _beside(options, case, console)
+    folders = [pathlib.Path(of) for of in (options.of, options.beside) if of and ":" not in of]
+    case = case_of(folders[0]) if folders else case
     with console.status("recording") as status:
-        if function:
-            recording = _recorded(options.of, case, options.dtype or "float64")
-            report = diagnose(case, recording, options.expect, status.update)
-        else:
-            report = check_files(options.of, expect=options.expect, dtype=options.dtype, tell=status.update)
+        one = _recorded(options.of, case, options.dtype)
+        if options.beside:
+            other = _recorded(options.beside, case, options.dtype)
+            found = beside(case, one, other, options.expect, status.update)
+            console.print(str(found), markup=False, highlight=False, style="green" if found.ok else "bold red")
+            return 0 if found.ok else 1
+        report = diagnose(case, one, options.expect, status.update)
     print_report(report, console)
     if options.html is not None:
         console.print(f"page: {write_report(report, options.html)}", markup=False)
@@ -230,23 +232,12 @@ def _are_programs(options: argparse.Namespace) -> None:
             raise ValueError(f"{name}: expected MODULE:FUNCTION, transformers:KIND or a directory, got {of!r}")
 
 
-def _beside(options: argparse.Namespace, case: Case, console: Console) -> int:
-    """Compare two programs."""
-    folders = [pathlib.Path(of) for of in (options.of, options.beside) if ":" not in of]
-    case = case_of(folders[0]) if folders else case
-    with console.status("recording") as status:
-        one, other = (
-            _recorded(of, case, options.dtype or "float64") if ":" in of else recorded(pathlib.Path(of), options.dtype)
-            for of in (options.of, options.beside)
-        )
-        found = beside(case, one, other, options.expect, status.update)
-    console.print(str(found), markup=False, highlight=False, style="green" if found.ok else "bold red")
-    return 0 if found.ok else 1
-
-
-def _recorded(of: str, case: Case, dtype: str) -> Recording:
-    """Return the recording of a case by MODULE:FUNCTION, or by the model transformers:KIND."""
+def _recorded(of: str, case: Case, dtype: str | None) -> Recording:
+    """Return the recording of a case by MODULE:FUNCTION, by the model transformers:KIND, or in a directory."""
+    if ":" not in of:
+        return recorded(pathlib.Path(of), dtype)
     module, _, function = of.partition(":")
+    dtype = dtype or "float64"
     sys.path.insert(0, "")
     try:
         if module == "transformers":

@@ -40,13 +40,13 @@ class Attention(Parts):
         mask: Any,
         *,
         distances: str = "",
-        memories: Sequence[Named] = (),
-        before: Named | None = None,
+        other: Sequence[Named] = (),
     ) -> Named:
         """Algorithm 5, and Algorithm 4 of every head (alone without W_o).
 
         `prefix`: of the parameters W_q [H, d_attn, d_x] …; `mask`: [l_z, l_x]; `distances`: the name of T5's table;
-        `memories`: the context before the encoder, and behind each of its layers; `before`: X before a norm.
+        `other`: what code may read by mistake: X before a norm, or the context before the encoder, and behind each of its
+        layers.
         """
         self.use("turns", place, Key(place, 4, "1"))
         l_x = X.value.shape[-1]
@@ -55,9 +55,7 @@ class Attention(Parts):
         W_g, W_o, b_o, W_c = (self.p(prefix + name) for name in ("W_g", "W_o", "b_o", "W_c"))
         n, line = self.use("keys_of", place, Key(place, 4, "2")), place.partition("/")[2]
         given = self.kept.get(f"l{n:g}/{line}") if n else None
-        Q, K, V = (
-            self._read(place, X, Z, prefix, memories, before, given) if W_c is None else self._latent(place, X, prefix)
-        )
+        Q, K, V = self._read(place, X, Z, prefix, other, given) if W_c is None else self._latent(place, X, prefix)
         earlier = [*self.kept.values()][-1:]
         self.kept[place] = K, V
         if self.use("kv_layer", place, Key(place, 4, "4")) and earlier and X is Z:
@@ -116,14 +114,7 @@ class Attention(Parts):
         )
 
     def _read(
-        self,
-        place: str,
-        X: Named,
-        Z: Named,
-        prefix: str,
-        memories: Sequence[Named],
-        before: Named | None = None,
-        given: tuple[Named, Named] | None = None,
+        self, place: str, X: Named, Z: Named, prefix: str, other: Sequence[Named], given: tuple[Named, Named] | None
     ) -> tuple[Named, Named, Named]:
         """Queries, keys and values, ready for line 4; `given`: keys and values of another layer."""
 
@@ -133,10 +124,10 @@ class Attention(Parts):
                 return given[i - 1].value
             name = "k" if name == "v" and is_one else name
             if X is not Z:
-                slot, of = ("q_reads", (X, Z)) if i == 0 else ("kv_reads", (Z, X, *memories))
+                slot, of = ("q_reads", (X, Z)) if i == 0 else ("kv_reads", (Z, X, *other))
                 reads = of[self.use(slot, place)]
-            elif before is not None and letter in self.use("unnormalized", place):
-                reads = before
+            elif other and letter in self.use("unnormalized", place):
+                reads = other[0]
             W, b = self.p(f"{prefix}W_{name}"), self.p(f"{prefix}b_{name}")
             how = self.use("split", place)
             if how == "per head":
@@ -190,12 +181,8 @@ class Attention(Parts):
     def _normalized(self, place: str, Y: Named, letter: str, prefix: str, *, late: bool = False) -> Named:
         """Queries or keys, RMS-normalized where they have a γ, of d_attn rows or of all heads' rows."""
         gamma, how = self.p(f"{prefix}gamma_{letter}"), self.use("qk_norm", place, Y.key)
-        if (
-            how == "none"
-            or (how == "late") != late
-            or (gamma is None and how != "rms")
-            or how == {"q": "k", "k": "q"}[letter]
-        ):
+        other = "k" if letter == "q" else "q"
+        if how in ("none", other) or (how == "late") != late or (gamma is None and how != "rms"):
             return Y
 
         def normalized() -> Any:
@@ -210,7 +197,7 @@ class Attention(Parts):
             E = E / self.use("norm_epsilon", at)(v)
             if gamma is not None:
                 if self.use("qk_gamma", at) == "other":
-                    W = self.need(f"{prefix}gamma_{'k' if letter == 'q' else 'q'}")
+                    W = self.need(f"{prefix}gamma_{other}")
                 g = self.use("norm_gamma", at)(W)
                 g = np.tile(g, H) if together and not is_of_all else g
                 E = E * (g.reshape(len(g), -1, E.shape[-2]) if is_of_all else g[:, None])[..., None]
@@ -373,7 +360,7 @@ class Attention(Parts):
             M, value = permitted(), self.use("mask_fill", place)
             if fill in LATER:
                 return S
-            if self.name("mask_fill", place).startswith("add"):
+            if fill.startswith("add"):
                 return np.where(M, S, S + value * root)
             return np.where(M, S, value * root if np.isfinite(value) else value)
 
@@ -395,11 +382,9 @@ class Attention(Parts):
     def _empty(self, place: str, P: Any, A: Any, S: Any) -> Any:
         """P with the weights of tokens that have nothing to attend to; `S`: the scores before they are masked."""
         how, nothing = self.use("empty", place), np.isneginf(np.real(A)).all(-2, keepdims=True)
-        if how == "alike":
-            return np.where(nothing, 1 / P.shape[-2], P)
         if how == "unmasked":  # sums with a large number have few digits
             return np.where(nothing, self.off(softmax(S, (-2,)), min(1e-3 / (self.epsilon or 1.0), 1e10)), P)
-        return P
+        return np.where(nothing, 1 / P.shape[-2], P) if how == "alike" else P
 
     def _softmax(self, A: Any, axis: Any, prefix: str, mask: Any = None) -> Any:
         """The softmax of the catalogue's kinds; a column of −∞ is 0; `mask`: of the exponentials."""

@@ -181,8 +181,6 @@ def _rotation(name: str) -> Choice:
 
 ROTATED = ("2i/d", "i/d", "2(i+1)/d", "4i/d")
 WAYS = ("", ", backwards", ", sin for cos", ", frequencies of other pairs")
-
-
 BASES = 10_000, 500_000, 1_000_000, 100_000, 1_000, 100
 
 
@@ -217,10 +215,8 @@ def _window(name: str) -> Choice:
 def _temperature(name: str) -> Choice:
     """Such as "0.1 8192 1", whose last number is that of the first position."""
     c, n, first = map(float, name.split(" "))
-    return Choice(
-        f"queries are multiplied by 1 + {c:g} ln(1 + ⌊(t + {first:g})/{n:g}⌋), t from 0",
-        lambda t: 1 + c * np.log1p(np.floor((t + first) / n)),
-    )
+    text = f"queries are multiplied by 1 + {c:g} ln(1 + ⌊(t + {first:g})/{n:g}⌋), t from 0"
+    return Choice(text, lambda t: 1 + c * np.log1p(np.floor((t + first) / n)))
 
 
 def _number(text: str) -> Callable[[str], Choice]:
@@ -253,9 +249,8 @@ def _scale(name: str) -> Choice:
     """Such as "0.5", "×1.44", of 1/√d_attn, or "yarn 1 40": 1/√d_attn with the factor of YaRN."""
     if name.startswith("×"):
         factor = float(name[1:])
-        return Choice(
-            f"scores are multiplied by {factor:.6g}/√d_attn, not by 1/√d_attn", lambda d, d_e, H: factor * d**-0.5
-        )
+        text = f"scores are multiplied by {factor:.6g}/√d_attn, not by 1/√d_attn"
+        return Choice(text, lambda d, d_e, H: factor * d**-0.5)
     if name.startswith("yarn"):
         times = (1 + 0.1 * float(name.split(" ")[1]) * math.log(float(name.split(" ")[2]))) ** 2
         return Choice("scores are divided by √d_attn, times YaRN's factor", lambda d, d_e, H: times * d**-0.5)
@@ -306,11 +301,8 @@ def _anew(what: str) -> list[tuple[str, str, Any]]:
 def _exchanged() -> Iterator[tuple[str, str, Any]]:
     """Heads whose queries, keys or values are another head's."""
     for i, what in enumerate(("queries", "keys", "values")):
-        yield (
-            f"{what} reversed",
-            f"heads have {what} in reverse: head h those of H + 1 − h",
-            (i, lambda H: np.arange(H)[::-1]),
-        )
+        text = f"heads have {what} in reverse: head h those of H + 1 − h"
+        yield f"{what} reversed", text, (i, lambda H: np.arange(H)[::-1])
         yield f"{what} first", f"all heads have the first head's {what}", (i, lambda H: 0 * np.arange(H))
         for by, told in ((-1, "+"), (1, "−")):
             text = f"heads have {what} in another order: head h those of h {told} 1, around"
@@ -649,9 +641,8 @@ STRUCTURE = {"embedded_scale", "order", "post_norm", "parallel", "norm_here", "e
 RARE = {"parallel", "norm_which", "layer", "turns"}
 """Slots that are tried behind all others: of equally good deviations, the first is taken."""
 
-LOADED = {"split", "weights", "out", "mtp_order", "norm_which", "qk_gamma", "layer", "shared"} | {
-    slot for slot in SLOTS if slot.endswith("_square")
-}
+LOADED = {"split", "weights", "out", "mtp_order", "norm_which", "qk_gamma", "layer", "shared"}
+LOADED |= {slot for slot in SLOTS if slot.endswith("_square")}
 """Slots whose deviations may as well be a mistake in how θ was loaded."""
 
 BACKWARD = (

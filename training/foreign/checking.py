@@ -18,17 +18,20 @@ import numpy as np
 
 from .cases import Case, read_case
 from .catalogue import SLOTS, choice
-from .diagnose import Diagnosis
+from .diagnose import Diagnosis, Tell
 from .learning import findings
 from .recording import GlueError, Recording, is_foreign, record_files, record_torch
 from .reference import Reference
 from .report import Report, merged, sentence
 from .run import Seen
 
-__all__ = ["Beside", "Observe", "beside", "case_of", "check", "check_files", "diagnose", "from_transformers", "observed", "recorded", "variant_of"]  # fmt: skip
+__all__ = ["Beside", "Observe", "beside", "case_of", "check", "diagnose", "from_transformers", "observed", "recorded", "variant_of"]  # fmt: skip
 
 Observe = Callable[[Case, str], Recording]
 """Loads the case's θ into foreign code of a dtype, runs it on the case's inputs, and returns what was recorded."""
+
+Expect = str | Mapping[str, str] | None
+"""What is known to depart: see `check`."""
 
 OWN = ("case.json", "lines.safetensors", "parameters.safetensors", "gradients.safetensors", "updated.safetensors")
 
@@ -77,12 +80,7 @@ def observed(observe: Observe, case: Case, dtype: str) -> Recording:
     return recording
 
 
-def diagnose(
-    case: Case,
-    recording: Recording,
-    expect: str | Mapping[str, str] | None = None,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Report:
+def diagnose(case: Case, recording: Recording, expect: Expect = None, tell: Tell = lambda _: None) -> Report:
     """Everything that a recording departs in from a case; `expect`: see `check`; `tell` receives progress."""
     declared = _declared(case, expect)
     diagnosis = Diagnosis(case, recording, declared, tell)
@@ -99,7 +97,7 @@ def diagnose(
     return Report(case, recording.dtype, walk, merged(departures), notes, declared, told)
 
 
-def _declared(case: Case, expect: str | Mapping[str, str] | None) -> dict[str, str]:
+def _declared(case: Case, expect: Expect) -> dict[str, str]:
     """The choices that are known to differ; of a text, its items one after the other.
 
     Raises:
@@ -107,10 +105,8 @@ def _declared(case: Case, expect: str | Mapping[str, str] | None) -> dict[str, s
     """
     if not isinstance(expect, str):
         found = dict(expect or {})
-    else:
-        items = re.split(
-            r",\s*(?=[^,=]+=|[A-Z0-9_]+\s*(?:,|$)|[^,=]+\.json)", expect
-        )  # names of choices may have commas
+    else:  # names of choices may have commas
+        items = re.split(r",\s*(?=[^,=]+=|[A-Z0-9_]+\s*(?:,|$)|[^,=]+\.json)", expect)
         found = {scope: name for item in items for scope, name in _item(case, item.strip()).items()}
     for scope, name in found.items():
         slot = scope.partition("@")[0]
@@ -134,10 +130,8 @@ def _item(case: Case, item: str) -> dict[str, str]:
         return json.loads(pathlib.Path(item).read_text("utf-8"))
     known = _variants(case)
     if item not in known:
-        names = ", ".join(known)
-        raise ValueError(
-            f"expect: expected one of {names} (Algorithm {case.algorithm}), FILE.json or SLOT=CHOICE, got {item!r}"
-        )
+        names = f"{', '.join(known)} (Algorithm {case.algorithm})"
+        raise ValueError(f"expect: expected one of {names}, FILE.json or SLOT=CHOICE, got {item!r}")
     return known[item]
 
 
@@ -169,7 +163,7 @@ def check(
     *,
     variant: str = "PAPER",
     edge: str = "",
-    expect: str | Mapping[str, str] | None = None,
+    expect: Expect = None,
     dtype: str = "float64",
     seed: int = 0,
     sizes: Mapping[str, int] | None = None,
@@ -196,29 +190,21 @@ def check(
     return report
 
 
-def check_files(
-    directory: str | pathlib.Path,
-    *,
-    expect: str | Mapping[str, str] | None = None,
-    dtype: str | None = None,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Report:
-    """The report of tensors that any language wrote, into a case's directory or a folder in it; see `diagnose`.
+def case_of(directory: pathlib.Path) -> Case:
+    """The case that a directory holds, or the one above it.
 
     Raises:
-        ValueError: if neither holds a case, or there are no tensors.
+        ValueError: if neither holds a case.
     """
-    directory = pathlib.Path(directory)
-    return diagnose(case_of(directory), recorded(directory, dtype), expect, tell)
-
-
-def case_of(directory: pathlib.Path) -> Case:
-    """The case that a directory holds, or the one above it."""
     return read_case(directory if (directory / "case.json").is_file() else directory.parent)
 
 
 def recorded(directory: pathlib.Path, dtype: str | None) -> Recording:
-    """The tensors that any language wrote into a directory."""
+    """The tensors that any language wrote into a case's directory, or a folder in it.
+
+    Raises:
+        ValueError: if there are no tensors.
+    """
     return record_files([path for path in sorted(directory.iterdir()) if path.name not in OWN], dtype)
 
 
@@ -250,13 +236,7 @@ class Beside:
         return "\n".join(rows)
 
 
-def beside(
-    case: Case,
-    one: Recording,
-    other: Recording,
-    expect: str | Mapping[str, str] | None = None,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Beside:
+def beside(case: Case, one: Recording, other: Recording, expect: Expect = None, tell: Tell = lambda _: None) -> Beside:
     """Compare what two programs computed of a case; `expect`: what is known to depart in the first.
 
     Raises:

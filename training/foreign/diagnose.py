@@ -40,9 +40,9 @@ from .loading import held
 from .match import Finder, Group, Match, Observed
 from .recording import Recording
 from .reference import Reference
-from .run import TABLES, Key, Seen, chosen, kind_of, real, scopes
+from .run import TABLES, Choices, Key, Seen, chosen, kind_of, real, scopes
 
-__all__ = ["Diagnosis"]
+__all__ = ["Diagnosis", "Tell"]
 
 PATIENCE = 24_000
 """Runs of the reference, of one to three milliseconds each, after which a walk stops."""
@@ -88,9 +88,13 @@ FITTED = {
 }  # fmt: skip
 """Slots with a number that is fitted where no listed one explains: its names, and where it is looked for."""
 
+Tell = Callable[[str], None]
 Pins = Mapping[str, Seen]
 Trial = tuple[str, str, str]  # slot, place, name
+Trials = Sequence[tuple[Trial, ...]]  # of choices that are tried together
+New = dict[str, str]  # choices by scope
 Taken = tuple[Seen, str, str]  # a foreign tensor as the value of a line, the departure's text and kind
+Explanation = tuple[New | None, Taken | None]
 
 
 class Diagnosis:
@@ -100,27 +104,24 @@ class Diagnosis:
     """
 
     def __init__(
-        self,
-        case: Case,
-        recording: Recording,
-        declared: Mapping[str, str] | None = None,
-        tell: Callable[[str], None] = lambda _: None,
+        self, case: Case, recording: Recording, declared: Choices | None = None, tell: Tell = lambda _: None
     ) -> None:
-        self.tell, self.at = tell, ""
-        self.dtype = recording.dtype
+        self.tell, self.at, self.dtype = tell, "", recording.dtype
         self.case = dataclasses.replace(case.rounded(self.dtype), base={**case.base, **(declared or {})})
         self.recording, self.epsilon, self.runs = recording, EPSILON[self.dtype], 0
         self.maps, self.missing, others = held(rounded(recording.parameters, self.dtype), self.case.theta)
         self.lost = first_nan(recording)
         self.finder = Finder([*recording.tensors, *without_nan(recording)], case.lengths)
-        s = case.sizes
-        biases = {f"extra:{n}": a.reshape(-1) for n, a in others.items() if a.size == s.get("N_V") and np.any(a)}
-        rows = {f"extra:{n}[0]": a[0] for n, a in others.items() if a.ndim == 2 and a.shape[1] == s.get("d_e")}
+
+        def of_size(size: int | None) -> dict[str, Any]:
+            return {f"extra:{n}": a.reshape(-1) for n, a in others.items() if a.size == size and np.any(a)}
+
+        biases, d_e = of_size(case.sizes.get("N_V")), case.sizes.get("d_e")
+        rows = {f"extra:{n}[0]": a[0] for n, a in others.items() if a.ndim == 2 and a.shape[1] == d_e}
         self.extras = biases | rows
         self.more = {"unembed_bias": list(biases), "embedding_extra": list(rows)}
         for name in self.missing:  # what the code may have in place of a bias of θ
-            slot, size = f"{name.rpartition('b_')[2]}_bias", self.case.theta[name].size
-            more = {f"extra:{n}": a.reshape(-1) for n, a in others.items() if a.size == size and np.any(a)}
+            slot, more = f"{name.rpartition('b_')[2]}_bias", of_size(self.case.theta[name].size)
             if "b_" in name and slot.removesuffix("_bias") in BIASES:
                 self.extras |= more
                 self.more[slot] = list(dict.fromkeys([*self.more.get(slot, ()), *more]))
@@ -128,9 +129,8 @@ class Diagnosis:
         self.is_narrow = self.epsilon >= EPSILON["float16"]
         far = max(self.case.inputs.get("positions", ()), default=0) + max(case.lengths)
         # options of a run that tells roughly what a trial explains; where many rows are near, it takes longer than it spares
-        self.rough: dict[str, Any] = (
-            {} if self.is_narrow else {"epsilon": 0.0, "rough": 64 * max(self.epsilon, TABLES * far)}
-        )
+        rough = {"epsilon": 0.0, "rough": 64 * max(self.epsilon, TABLES * far)}
+        self.rough: dict[str, Any] = {} if self.is_narrow else rough
         self.is_mixed = self.dtype == "float64" and "float32" in recording.dtypes
         self.taken: dict[str, Seen] = {}
         self.cut: dict[str, str] = {}  # place → that not all pairs of choices were tried
@@ -142,9 +142,7 @@ class Diagnosis:
         self.others: list[dict[str, str]] = []  # what would have explained a line nearly as well as the choices taken
         self.forks: list[tuple[dict[str, Any], dict[str, str], Reference, int]] = []  # the same, and where that was
 
-    def run(
-        self, choices: Mapping[str, str], pins: Pins | None = None, budget: int | None = None, **like: Any
-    ) -> Reference:
+    def run(self, choices: Choices, pins: Pins | None = None, budget: int | None = None, **like: Any) -> Reference:
         """A run of the reference that looks for its values among the foreign tensors."""
         self.runs += 1
         if self.runs % 50 == 0:
@@ -190,9 +188,8 @@ class Diagnosis:
             if visit is None:
                 break
             key = run.lines[visit].key
-            self.at = (
-                f"{ids.index(visit)} of {len(ids)} values explained, {len(self.departures)} departures, at {visit}"
-            )
+            explained = f"{ids.index(visit)} of {len(ids)} values explained"
+            self.at = f"{explained}, {len(self.departures)} departures, at {visit}"
             self.tell(self.at)
             is_tail = not any(ok[other] for other in ids[ids.index(visit) :])
             is_softmax = (key.algorithm, key.line) == (4, "return")
@@ -212,7 +209,7 @@ class Diagnosis:
             self.is_lost = True
             break
 
-    def _state(self, run: Reference, choices: Mapping[str, str]) -> frozenset[Any]:
+    def _state(self, run: Reference, choices: Choices) -> frozenset[Any]:
         """The choices of each use in a run, and the values that are taken over as they are."""
         said = ((use, chosen(choices, *use)) for use in run.asked if use[0] != "θ")
         return frozenset([*((use, name) for use, name in said if name not in (None, run.base_name(*use))), *self.taken])
@@ -231,12 +228,9 @@ class Diagnosis:
         scores = run.lines.get(f"{run.lines[visit].key.place}:4.5")
         return self.lost is not None and scores is not None and np.isneginf(np.real(scores.value)).all(-2).any()
 
-    def _depart(
-        self, key: Key, text: str, kind: str, where: str = "", choices: Mapping[str, str] | None = None
-    ) -> None:
-        self.departures.append(
-            Departure(key.algorithm, key.line, key.what, where or key.place, text, kind, choices or {})
-        )
+    def _depart(self, key: Key, text: str, kind: str, where: str = "", choices: Choices | None = None) -> None:
+        where = where or key.place
+        self.departures.append(Departure(key.algorithm, key.line, key.what, where, text, kind, choices or {}))
 
     def _shows_no_more(self, run: Reference) -> bool:
         """Whether what comes last is simply not computed: no output of the code is left unexplained."""
@@ -248,10 +242,8 @@ class Diagnosis:
             return any(have.size == mine.size and np.allclose(mine, have, 0.0, by) for have, by in sets)
 
         def is_begun(output: np.ndarray) -> bool:
-            begun = (
-                output.take(range(l), axis) for axis, n in enumerate(output.shape) for l in self.case.lengths if n > l
-            )
-            return any(map(is_found, begun))
+            cuts = ((axis, l) for axis, n in enumerate(output.shape) for l in self.case.lengths if n > l)
+            return any(is_found(output.take(range(l), axis)) for axis, l in cuts)
 
         whole = [o for o in self.recording.outputs if any(o.size % l == 0 for l in self.case.lengths)]
         every = whole or self.recording.outputs  # those of the last token only must be found, too
@@ -279,9 +271,7 @@ class Diagnosis:
             self._adopt(best, run, index)
         return best is not None or taken is not None
 
-    def _searched(
-        self, run: Reference, start: int, index: int, pins: Pins
-    ) -> tuple[dict[str, str] | None, Taken | None]:
+    def _searched(self, run: Reference, start: int, index: int, pins: Pins) -> Explanation:
         """Choices that explain a line, none of them if float32 does, or a foreign tensor in its place."""
         trials, window = self._trials(run, start)
         trials = list(dict.fromkeys([*trials, *self._trials(run, index)[0]])) if self.is_narrow else trials
@@ -334,9 +324,7 @@ class Diagnosis:
             index = i
         return index
 
-    def _rather(
-        self, run: Reference, start: int, index: int, trials: list[Trial], pins: Pins
-    ) -> tuple[dict[str, str] | None, Taken | None]:
+    def _rather(self, run: Reference, start: int, index: int, trials: list[Trial], pins: Pins) -> Explanation:
         """Explanations of a line that no single choice explains: two choices, or a foreign tensor in its place, or that of a
         line before which a number alone explains.
         """
@@ -359,9 +347,7 @@ class Diagnosis:
         self.taken[seen.key.id] = seen
         self._depart(seen.key, text, kind)
 
-    def _loosened(
-        self, run: Reference, pins: Pins, index: int, window: list[str], singles: Sequence[tuple[Trial, ...]]
-    ) -> dict[str, str] | None:
+    def _loosened(self, run: Reference, pins: Pins, index: int, window: list[str], singles: Trials) -> New | None:
         """Choices, perhaps none, with which a line may be found in float32, in code that otherwise is in float64.
 
         Without `singles`, a line of the window must have numbers of float32.
@@ -406,9 +392,7 @@ class Diagnosis:
             trials += [(slot, place, name) for name in names if name != now]
         return trials, window
 
-    def _pairs(
-        self, run: Reference, start: int, index: int, trials: list[Trial], *, is_taken: bool
-    ) -> list[tuple[Trial, ...]]:
+    def _pairs(self, run: Reference, start: int, index: int, trials: list[Trial], *, is_taken: bool) -> Trials:
         """Two choices of the place that a line is in; `start`: where the lines begin that may be wrong, too."""
         ids = list(run.lines)
         place = run.lines[ids[index]].key.place
@@ -423,22 +407,14 @@ class Diagnosis:
         return pairs[:PAIRS]
 
     def _best(
-        self,
-        combinations: Sequence[tuple[Trial, ...]],
-        pins: Pins,
-        base: int,
-        run: Reference,
-        *,
-        instead: Taken | None = None,
-        look: bool = True,
-        choices: Mapping[str, str] | None = None,
-    ) -> dict[str, str] | None:
+        self, combinations: Trials, pins: Pins, base: int, run: Reference, *, instead: Any = None, ahead: Any = None
+    ) -> New | None:
         """The choices that bring most lines in step; of equals, the nearest.
 
         `base`: the index of the line to be explained; `instead`: what could be taken as its value, which choices must
-        then give; `look`: whether equals are judged by what follows.
+        then give; `ahead`: the choices of a run that looks ahead, in which equals are not judged by what follows.
         """
-        choices, known = self.choices if choices is None else choices, set(score(run)[1])
+        look, choices, known = ahead is None, self.choices if ahead is None else ahead, set(score(run)[1])
         budget, ties, like = self._budget(run, base), [], self.run(choices, pins)
         visit, goal = list(run.lines)[base], instead[0].key.id if instead is not None else ""
         for most in sorted({min(budget), max(budget)} if look else {min(budget)}):
@@ -474,7 +450,7 @@ class Diagnosis:
         ids = list(like.lines)[: min(like.asked[use][1] for use in uses if use in like.asked)]
         return {visit: seen for visit, seen in pins.items() if visit in ids or visit in self.taken}
 
-    def _farthest(self, ties: list[dict[str, str]], choices: Mapping[str, str], pins: Pins) -> dict[str, str]:
+    def _farthest(self, ties: list[dict[str, str]], choices: Choices, pins: Pins) -> dict[str, str]:
         """The new choices that explain most a few departures later; of those with the same values, the case's own, or the
         ones that explain most if they hold everywhere.
         """
@@ -494,7 +470,7 @@ class Diagnosis:
                 break
         return best
 
-    def _scored(self, choices: Mapping[str, str]) -> tuple[int, list[str], int]:
+    def _scored(self, choices: Choices) -> tuple[int, list[str], int]:
         """The score of a run with choices that may make no sense somewhere, and minus the number of lines that it lacks."""
         try:
             run = self.run(choices, self.taken)
@@ -543,7 +519,7 @@ class Diagnosis:
                 return np.inf
             here = {visit: run.lines[visit] for visit in ids[:index] if run.lines[visit].match is not None} | dict(pins)
             trials = [(t,) for t in self._trials(run, index)[0]]
-            best = self._best(trials, here, index, run, look=False, choices=choices)
+            best = self._best(trials, here, index, run, ahead=choices)
             if best is None:
                 break
             choices = {**choices, **best}
@@ -586,7 +562,7 @@ class Diagnosis:
                 self._depart(key, SLOTS[slot][name].text, "named", "everywhere", {slot: name})
                 return
 
-    def _explained(self, choices: Mapping[str, str]) -> tuple[int, int]:
+    def _explained(self, choices: Choices) -> tuple[int, int]:
         """Minus the number of lines that a run lacks at its end, and the number of lines found."""
         _, evidence, lacking = self._scored(choices)
         return lacking, len(evidence)
@@ -594,7 +570,7 @@ class Diagnosis:
     def _revise(self) -> None:
         """Take back what is not needed to explain as much, and widen choices that hold in several layers."""
 
-        def is_as_good(choices: Mapping[str, str]) -> bool:
+        def is_as_good(choices: Choices) -> bool:
             return all(new >= own for new, own in zip(self._explained(choices), most, strict=True))
 
         most = self._explained(self.choices)

@@ -15,7 +15,7 @@ from .catalogue import HARMLESS, LOADED, SLOTS
 from .match import Match, Observed, layout
 from .recording import Recording
 from .reference import Reference
-from .run import LARGE, LAST, TABLES, Key, Seen, kind_of
+from .run import LARGE, LAST, TABLES, Key, kind_of
 
 __all__ = [
     "Departure", "Walk", "first_nan", "in_step", "is_float32", "is_halfway", "is_repeated", "is_same", "measured", "needed", "score",
@@ -55,10 +55,8 @@ class Departure:
         """Whether it is at a place, which is perhaps one of several."""
         own = (place, kind_of(place))
         finer = tuple(f"{p}/" for p in own if p)  # such as that of the keys
-        return any(
-            p in ("everywhere", *own) or place.startswith(f"{p}/") or p.startswith(finer)
-            for p in self.where.split(", ")
-        )
+        at = self.where.split(", ")
+        return any(p in ("everywhere", *own) or place.startswith(f"{p}/") or p.startswith(finer) for p in at)
 
     @property
     def may_be_loading(self) -> bool:
@@ -125,13 +123,9 @@ def is_float32(match: Match) -> bool:
 
 def has_narrow_tables(run: Reference) -> bool:
     """Whether code in float64 has tables of positions from float32: turned rows, or embeddings, are off by their error."""
-    seen = [s for s in run.lines.values() if s.match is not None and (s.key.what.endswith("turned") or _is_embedded(s))]
-    return any(s.match.worst > 1e-3 * TABLES * np.abs(s.match.values).max(initial=0.0) for s in seen)
-
-
-def _is_embedded(seen: Seen) -> bool:
-    """Whether a line has the embeddings of positions."""
-    return (seen.key.algorithm, seen.key.line) in {(2, "return"), (8, "2"), (8, "11"), (9, "2"), (10, "2")}
+    embedded = {(2, "return"), (8, "2"), (8, "11"), (9, "2"), (10, "2")}
+    seen = [s for s in run.lines.values() if s.key.what.endswith("turned") or (s.key.algorithm, s.key.line) in embedded]
+    return any(s.match.worst > 1e-3 * TABLES * np.abs(s.match.values).max(initial=0.0) for s in seen if s.match)
 
 
 def measured(theirs: np.ndarray, mine: np.ndarray, tolerance: float) -> str:
@@ -189,9 +183,8 @@ def finite_masks(run: Reference) -> list[str]:
         if (seen.key.algorithm, seen.key.line) == (4, "5") and seen.match is not None:
             raw = np.concatenate([t.value[t.value < LARGE].reshape(-1) for t in seen.match.tensors])
             if raw.size and np.isfinite(raw).all():
-                return [
-                    f"Algorithm 4, line 5: masked scores are about {raw.max():.3g} rather than −∞ (the same result)"
-                ]
+                scores = f"masked scores are about {raw.max():.3g} rather than −∞"
+                return [f"Algorithm 4, line 5: {scores} (the same result)"]
     return []
 
 
@@ -269,34 +262,26 @@ def told(walked: Any, run: Reference) -> Walk:
     wrong = [(d, Key("", d.algorithm, d.line, d.what).id) for d in departures if d.kind != "harmless"]
     status, layouts = {}, {}
     for i, (visit, seen) in enumerate(run.lines.items()):
-        if seen.match is not None:
-            layouts[visit] = layout(seen.match) + (f", {seen.form}" if seen.form else "")
         is_wrong = any(d.is_at(seen.key.place) and f":{visit.partition(':')[2]}" == line for d, line in wrong)
         if seen.match is not None:
+            layouts[visit] = layout(seen.match) + (f", {seen.form}" if seen.form else "")
             status[visit] = "differs" if visit in walked.taken or is_wrong else "equal"
         elif i > last and not ok[visit]:
             status[visit] = "behind" if walked.is_lost else "not shown"
         else:
             status[visit] = "in step" if ok[visit] and not is_wrong else "differs"
-    is_last = any(seen.form == LAST for seen in run.lines.values())
     dtypes, narrow_tables = walked.recording.dtypes, walked.dtype == "float64" and has_narrow_tables(run)
-    notes = [
-        *walked.recording.notes,
-        *(
-            [f"float32 within float64, first in {dtypes['float32']}: what follows is judged by that"]
-            if walked.loose
-            else []
-        ),
-        *(["tables of positions in float32 within float64: gradients are judged by that"] if narrow_tables else []),
-        *casts(run, walked.recording),
-        *(["only the last token's logits are computed, and equal"] if is_last else []),
-        *(
-            text
-            for place, text in walked.cut.items()
-            if any(d.kind == "unknown" and d.is_at(place) for d in departures)
-        ),
-        *([] if "empty" in {scope.partition("@")[0] for scope in walked.choices} else finite_masks(run)),
-    ]
+    notes, unknown = list(walked.recording.notes), [d for d in departures if d.kind == "unknown"]
+    if walked.loose:
+        notes.append(f"float32 within float64, first in {dtypes['float32']}: what follows is judged by that")
+    if narrow_tables:
+        notes.append("tables of positions in float32 within float64: gradients are judged by that")
+    notes += casts(run, walked.recording)
+    if any(seen.form == LAST for seen in run.lines.values()):
+        notes.append("only the last token's logits are computed, and equal")
+    notes += [text for place, text in walked.cut.items() if any(d.is_at(place) for d in unknown)]
+    if "empty" not in {scope.partition("@")[0] for scope in walked.choices}:
+        notes += finite_masks(run)
     return Walk(departures, dict(walked.choices), run, status, layouts, notes, walked.is_lost, narrow_tables)
 
 
@@ -321,14 +306,9 @@ def _matters(walked: Any, run: Reference, slot: str, place: str) -> bool:
     """Whether a choice changes a line at a place, as a causal mask does not where the paper's is causal."""
     other = walked.run({**walked.choices, f"{slot}@{place}": run.base_name(slot, place)}, walked.taken)
     users = [visit for visit, used in run.uses.items() if (slot, place) in used and visit in run.lines]
-    return (
-        any(
-            visit not in other.lines
-            or not np.array_equal(other.lines[visit].value, run.lines[visit].value, equal_nan=True)
-            for visit in users
-        )
-        or not users
-    )
+    both = [(other.lines[visit].value, run.lines[visit].value) for visit in users if visit in other.lines]
+    is_equal = len(both) == len(users) > 0 and all(np.array_equal(*values, equal_nan=True) for values in both)
+    return not is_equal
 
 
 def _where(places: list[str], every: list[str]) -> str:

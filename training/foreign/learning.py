@@ -170,24 +170,11 @@ class _Learning:
 
     def _meaning(self, c: float) -> str:
         n = len(self.case.inputs.get("masked", range(len(self.case.inputs["x"]) - 1)))
-        told = {
-            0.0: " (detached)",
-            -1.0: " (uphill)",
-            float(n): " (summed, not averaged)",
-            1 / n: " (averaged, not summed)",
-        }
-        return next((text for value, text in told.items() if abs(c - value) < 1e-5 * max(1, abs(value))), "")
+        told = {0.0: "detached", -1.0: "uphill", float(n): "summed, not averaged", 1 / n: "averaged, not summed"}
+        return next((f" ({text})" for value, text in told.items() if abs(c - value) < 1e-5 * max(1, abs(value))), "")
 
     def _fits(
-        self,
-        theirs: dict[str, np.ndarray],
-        scale: dict[str, float],
-        at: Any,
-        *,
-        loss: str = "",
-        case: Any = None,
-        choices: Any = None,
-        **how: Any,
+        self, theirs: Any, scale: Any, at: Any, *, loss: str = "", case: Any = None, choices: Any = None, **how: Any
     ) -> bool:
         """Whether the gradient of a loss, of a case with choices, is the foreign one at some components."""
         case, choices = case or self.case, {**self.walk.choices, **(choices or {})}
@@ -255,9 +242,8 @@ class _Learning:
                 yield "4", text, giving(case, z_length=None), {}
                 for place, where in (("enc*/5", "in the encoder"), ("dec*/16", "in cross-attention")):
                     yield "4", f"{text} {where}", case, {f"mask@{place}": "padding"}
-            for more in (
-                _some_of(range(given.get("length", len(given["x"])), len(given["x"]))) if "masked" in given else ()
-            ):
+            l = len(given["x"])
+            for more in _some_of(range(given.get("length", l), l)) if "masked" in given else ():
                 masked = [*given["masked"], *more]
                 yield "7", "padding that is masked is predicted, too", giving(case, masked=masked), {}
         if self.case.algorithm != 9:
@@ -392,14 +378,10 @@ class _Weighed:
         parts += [f"{z / total:.4g}·(log Σ exp of the logits)² is added"] if z else []
         if np.ptp(each) > 1e-6 * abs(total):
             return "; ".join([*parts, f"predictions are weighed by {', '.join(f'{w:.4g}' for w in each)}"])
-        if abs(total - 1) < 1e-6:
-            return f"{'; '.join(parts)} (sum)"
-        is_mean = abs(total - 1 / n) < 1e-6 * abs(total)
-        return (
-            f"{'; '.join(parts)} (mean)"
-            if is_mean
-            else "; ".join([*parts, f"the mean is multiplied by {total * n:.6g}"])
-        )
+        for value, by, how in ((1, 1e-6, "sum"), (1 / n, 1e-6 * abs(total), "mean")):
+            if abs(total - value) < by:
+                return f"{'; '.join(parts)} ({how})"
+        return "; ".join([*parts, f"the mean is multiplied by {total * n:.6g}"])
 
 
 def _terms(run: Reference) -> Any:

@@ -120,9 +120,8 @@ def make_case(
     if not known.issuperset(sizes):
         raise ValueError(f"sizes: expected some of {', '.join(sorted(known))}, got {', '.join(sorted(sizes))}")
     if algorithm < 8 and variant != "PAPER":
-        raise ValueError(
-            f"variant: expected PAPER for Algorithm {algorithm}, got {variant!r}; give algorithm=8, 9 or 10"
-        )
+        got = f"Algorithm {algorithm}, got {variant!r}"
+        raise ValueError(f"variant: expected PAPER for {got}; give algorithm=8, 9 or 10")
     shows = sorted(EDGES.get(edge, (algorithm,)))
     if algorithm not in shows:
         raise ValueError(f"edge: expected algorithm {', '.join(map(str, shows))} with {edge!r}, got {algorithm}")
@@ -195,9 +194,8 @@ def _with_edge(case: Case, edge: str, rng: Any) -> Case:
         inputs |= {"documents": [0] * 3 + [1] * (l - 3), "positions": [*range(3), *range(l - 3)]}
     if edge == "far positions":
         if "W_p" in case.theta:
-            raise ValueError(
-                f"edge: expected a variant without learned positions with {edge!r}, got {case.variant}; give one such as LLAMA"
-            )
+            got = f"with {edge!r}, got {case.variant}"
+            raise ValueError(f"edge: expected a variant without learned positions {got}; give one such as LLAMA")
         inputs["positions"] = [FAR + t for t in range(l)]
     case = dataclasses.replace(case, inputs=inputs)
     return dataclasses.replace(case, sampling={} if "positions" in inputs else _sampled(case, rng))
@@ -284,9 +282,8 @@ def _paper(case: Case) -> Any:
         one = (lambda e: oracle.layer_norm(e, theta.gamma, theta.beta)) if n == 6 else (lambda e: oracle.unembedding(e, theta.W_u))  # fmt: skip
         return lambda _: [one(e) for e in np.asarray(given[0], np.float64).T]
     run = family.TRANSFORMERS[n]
-    where = {
-        name: case.inputs[name] for name in ("length", "z_length", "documents", "positions") if name in case.inputs
-    }
+    names = "length", "z_length", "documents", "positions"
+    where = {name: case.inputs[name] for name in names if name in case.inputs}
     if case.record.mtp:  # whose own lines come behind those of the model
         return lambda _: (family.mtp_losses(given[0].tolist(), theta, case.record), run(*given, theta, case.record))
     return lambda _: run(*given, theta, case.record, **where)
@@ -444,9 +441,9 @@ def _attention(line: Any, algorithm: int) -> dict[str, str]:
     if _is(line, "Mamba2"):
         found |= {"mamba_factors": _numbers(*line.factors)} if line.factors != (1.0,) * 5 else {}
         found |= {"state_norm": "none"} if of("norm") is None else {}
-    found |= (
-        {"qk_norm": "late" if of("positions_first") else "rms"} if of("positions_first") or _without_gamma(line) else {}
-    )
+    norm = of("normalize_heads")  # with a γ, θ says it
+    found |= {"qk_norm": "rms"} if norm is not None and not norm.gamma else {}
+    found |= {"qk_norm": "late"} if of("positions_first") else {}
     found |= {"value_norm": "rms"} if of("normalize_values") else {}
     found |= {"keys_of": f"{line.keys_of + 1}"} if of("keys_of") is not None else {}
     found |= {"state_gate": "sigmoid"} if _is(line, "KimiDelta") else {}
@@ -472,12 +469,6 @@ def _attention(line: Any, algorithm: int) -> dict[str, str]:
         if getattr(scaling, "scores", 0):
             found["scale"] = f"yarn {scaling.scores:g} {scaling.factor:g}"
     return found
-
-
-def _without_gamma(line: Any) -> bool:
-    """Whether an attention's heads have norms without γ; with one, θ says it."""
-    norm = getattr(line, "normalize_heads", None)
-    return norm is not None and not norm.gamma
 
 
 def named_choices(L: int) -> dict[str, tuple[int, dict[str, str]]]:

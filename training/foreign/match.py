@@ -227,7 +227,6 @@ def layout(match: Match) -> str:
     if len(flat) < len(group.rows):
         if len(flat) == 1 or (step == 1).all():
             return f"{text}, rows {flat[0]}–{flat[-1]}"
-        return (
-            f"{text}, {len(flat)} of {len(group.rows)} rows{' in order' if (step > 0).all() else ', in another order'}"
-        )
+        order = " in order" if (step > 0).all() else ", in another order"
+        return f"{text}, {len(flat)} of {len(group.rows)} rows{order}"
     return f"{text}, rows in another order" if (step < 0).any() else text

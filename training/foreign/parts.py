@@ -63,18 +63,13 @@ class Parts(Run):
 
         v = self.line(Key(place, 6, "2"), variance, [m, X], forms=(("√v", np.sqrt, np.square),))
         epsilon = self.name("norm_epsilon", place)
-        i = self.line(
-            Key(place, 6, "return", "1/√v"),
-            lambda: self.rounded(1 / self.use("norm_epsilon", place)(v.value)),
-            [] if epsilon == "one" else [v],
-            forms=() if epsilon == "0" or epsilon.startswith("no root") else (INVERSE,),
-        )
+        forms = () if epsilon == "0" or epsilon.startswith("no root") else (INVERSE,)
+        ki, of = Key(place, 6, "return", "1/√v"), [] if epsilon == "one" else [v]
+        i = self.line(ki, lambda: self.rounded(1 / self.use("norm_epsilon", place)(v.value)), of, forms=forms)
 
         def normalized() -> Any:
-            return self.rounded(
-                self.sum(e, -self.use("norm_centre", place)(e, m.value) + 0 * e)
-                * i.value ** self.use("norm_inverse", place)
-            )
+            centred = self.sum(e, -self.use("norm_centre", place)(e, m.value) + 0 * e)
+            return self.rounded(centred * i.value ** self.use("norm_inverse", place))
 
         n = self.line(Key(place, 6, "return", "(e − m)/√v"), normalized, [m, i, X])
         return self.line(key, lambda: self._scaled(place, n.value, names, around), [n])
@@ -164,13 +159,10 @@ class Parts(Run):
 
         if self.p(f"{prefix}W_router") is not None:
             return self._experts(place, X, prefix, key)
-        (W1, b1), (W2, b2), (Wg, bg) = (
-            (self.p(f"{prefix}W_{name}"), self.p(f"{prefix}b_{name}"))
-            for name in (*(f"mlp{n}" for n in numbers), "gate")
-        )
-        U = self.line(
-            key("W_mlp1 X + b_mlp1"), lambda: self.linear(W1, b1, X.value, "mlp1_bias", place, "mlp1_square"), [X]
-        )
+        names = *(f"mlp{n}" for n in numbers), "gate"
+        (W1, b1), (W2, b2), (Wg, bg) = ((self.p(f"{prefix}W_{n}"), self.p(f"{prefix}b_{n}")) for n in names)
+        ku = key("W_mlp1 X + b_mlp1")
+        U = self.line(ku, lambda: self.linear(W1, b1, X.value, "mlp1_bias", place, "mlp1_square"), [X])
         if Wg is None:
             A = self.line(key("activated"), lambda: self._activated(place, U.value, prefix), [U])
         else:
@@ -281,23 +273,21 @@ class Parts(Run):
 
         Y = self.line(Key(place, algorithm, "return", "W_u X"), logits, [X])
 
-        def then(what: str, slot: str, f: Callable[[Any], Any] | None) -> None:
-            nonlocal Y
+        scale, more, c = (self.use(slot, place, Y.key) for slot in ("unembed_scale", "unembed_bias", "cap"))
+        b = self.p("b_u")
+        for what, slot, f in (
+            ("scaled", "unembed_scale", (lambda s, Y: s(d) * Y) if scale(d) != 1 else None),
+            ("W_u X + b_u", "u_bias", None if b is None else lambda s, Y: Y + s * b[..., None]),
+            ("W_u X + b", "unembed_bias", None if more is None else lambda b, Y: Y + b),
+            ("capped", "cap", None if c is None else lambda c, Y: c * np.tanh(Y / c)),
+        ):
             self.use(slot, place, Key(place, algorithm, "return"))
             if f is not None:
 
-                def thunk(before: Any = Y.value) -> Any:
-                    self.use(slot, place)
-                    return self.rounded(f(before))
+                def thunk(f: Any = f, slot: str = slot, before: Any = Y.value) -> Any:
+                    return self.rounded(f(self.use(slot, place), before))
 
                 Y = self.line(Key(place, algorithm, "return", what), thunk, [Y])
-
-        scale, more, c = (self.use(slot, place, Y.key) for slot in ("unembed_scale", "unembed_bias", "cap"))
-        b = self.p("b_u")
-        then("scaled", "unembed_scale", (lambda Y: scale(d) * Y) if scale(d) != 1 else None)
-        then("W_u X + b_u", "u_bias", None if b is None else lambda Y: Y + self.use("u_bias", place) * b[..., None])
-        then("W_u X + b", "unembed_bias", None if more is None else lambda Y: Y + more)
-        then("capped", "cap", None if c is None else lambda Y: c * np.tanh(Y / c))
         logit = self.logits = Y.value
 
         def probabilities() -> Any:

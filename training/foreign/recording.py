@@ -444,8 +444,7 @@ def _read(path: pathlib.Path) -> Mapping[str, Any]:
         sizes = [int(n) for n in shape.split("x") if n.isdecimal()]
         numbers = np.fromfile(path, RAW[path.suffix])
         if not name or not sizes or numbers.size != np.prod(sizes):
-            raise ValueError(
-                f"{path}: expected NAME.SHAPE{path.suffix} such as x.7x12{path.suffix}, with as many numbers"
-            )
+            such = f"NAME.SHAPE{path.suffix} such as x.7x12{path.suffix}"
+            raise ValueError(f"{path}: expected {such}, with as many numbers")
         return {name: numbers.reshape(sizes)}
     return {}

@@ -4,7 +4,8 @@ The judge is the oracle; the tests compare the two, to 1e-12. Parameters are a f
 W_e, W_p, W_u, "l1/W_q" [H, d_attn, d_x], "l1/gamma_1", ...
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from .run import Choices, Key, Named, StopRun
 __all__ = ["Reference", "gradient"]
 
 Sublayer = Callable[[Named], Named]
+
+BATCH = 96
+"""Number of complex steps in a run."""
 
 
 class Reference(Attention):
@@ -104,8 +108,7 @@ class Reference(Attention):
                 if self.p(f"{prefix}C_q") is not None:
                     return self.recurrence(pa, X, prefix)
                 distances = "distances" if algorithm != 8 else "encoder_distances"
-                before = None if here[0] is X else here[0]
-                Y = self.attention(pa, X, X, prefix, mask, distances=distances, before=before)
+                Y = self.attention(pa, X, X, prefix, mask, distances=distances, other=[] if here[0] is X else here[:1])
                 Y = self._out(pa, prefix, "attn", Y)
                 if self.p(f"{prefix}recurrence/C_q") is None:
                     return Y
@@ -131,11 +134,10 @@ class Reference(Attention):
             X = self._sublayer(order, X, first, attend, Key(pa, algorithm, attention))
             here.append(X)
             kf = Key(pm, algorithm, mlp)
-            X = (
-                self._sublayer(order, X, second, feed, kf, here[0])
-                if has_mlp
-                else self.line(kf, lambda X=X: X.value, [X])
-            )
+            if has_mlp:
+                X = self._sublayer(order, X, second, feed, kf, here[0])
+            else:
+                X = self.line(kf, lambda X=X: X.value, [X])
             X = self._behind(f"{place}/9", X, f"{prefix}end/", int(place[len(name) :]) - 1)
             self.outputs.append(X)
         return X
@@ -161,10 +163,8 @@ class Reference(Attention):
         W_e, W_l, gamma = (self.p(f"inputs/{name}") for name in ("W_e", "W_l", "gamma"))
         if W_e is None:
             return None
-        own, of_X, of_both = (
-            self.use(f"input_{name}", "inputs", Key("l1/9", 10, "9", "behind the layer"))
-            for name in ("scale", "projection", "sum")
-        )
+        key, names = Key("l1/9", 10, "9", "behind the layer"), ("scale", "projection", "sum")
+        own, of_X, of_both = (self.use(f"input_{name}", "inputs", key) for name in names)
         shape = -1, self.case.sizes["L"], gamma.shape[-1], len(x)
         Y = (self.product(W_l, X) * of_X(X.shape[-2])).reshape(shape)
         Y = Y / self.use("norm_epsilon", "inputs")((Y * Y).mean(-2, keepdims=True)) * gamma[:, None, :, None]
@@ -227,11 +227,8 @@ class Reference(Attention):
         key = Key(place, algorithm, "10", "f(W_f X + b_f)" if algorithm == 10 else "")
         if W_f is None or not self.use("head", place, key):
             return X
-        U = self.line(
-            Key(place, algorithm, "10", "W_f X + b_f"),
-            lambda: self.linear(W_f, b_f, of.value, "f_bias", place, "f_square"),
-            [of],
-        )
+        ku = Key(place, algorithm, "10", "W_f X + b_f")
+        U = self.line(ku, lambda: self.linear(W_f, b_f, of.value, "f_bias", place, "f_square"), [of])
         return self.line(key, lambda: self._activated(place, U.value, ""), [U])
 
     def _ed_transformer(self) -> None:
@@ -247,23 +244,21 @@ class Reference(Attention):
         causal, ones = np.arange(len(x))[:, None] <= np.arange(len(x))[None, :], _unpadded(len(z), len(x), length)
         for place, prefix in self._loop("dec", sizes["L_dec"], lambda place: Key(place, 8, "14")):
             around = [(f"{prefix}gamma_{i}", f"{prefix}beta_{i}") for i in (3, 4, 5)]
-            p14, p16, p18 = (f"{place}/{n}" for n in (14, 16, 18))
-            across = prefix + self.use("shared", p16, Key(p16, 4, "1"))
+            across = prefix + self.use("shared", f"{place}/16", Key(f"{place}/16", 4, "1"))
 
-            def attend(X: Named, place: str = p14, prefix: str = prefix) -> Named:
-                A = self.attention(place, X, X, prefix, causal, distances="decoder_distances")
-                return self._out(place, prefix, "attn", A)
+            def attend(at: str, X: Named, prefix: str = prefix) -> Named:
+                A = self.attention(at, X, X, prefix, causal, distances="decoder_distances")
+                return self._out(at, prefix, "attn", A)
 
-            def cross(X: Named, place: str = p16, prefix: str = across) -> Named:
-                return self._out(place, prefix, "attn", self.attention(place, X, Z, prefix, ones, memories=memories))
+            def cross(at: str, X: Named, prefix: str = across) -> Named:
+                return self._out(at, prefix, "attn", self.attention(at, X, Z, prefix, ones, other=memories))
 
-            def feed(X: Named, place: str = p18, prefix: str = prefix) -> Named:
-                return self._out(place, prefix, "mlp", self.mlp(place, X, prefix, "34", 8, "18"))
+            def feed(at: str, X: Named, prefix: str = prefix) -> Named:
+                return self._out(at, prefix, "mlp", self.mlp(at, X, prefix, "34", 8, "18"))
 
-            steps: tuple[tuple[Sublayer, str, str], ...] = ((attend, p14, "14"), (cross, p16, "16"), (feed, p18, "18"))
-            for i, (f, at, line) in enumerate(steps):
-                norm = f"{place}/{int(line) + 1}", around[i], around
-                X = self._sublayer("norm_last", X, norm, f, Key(at, 8, line))
+            for i, (f, n) in enumerate(((attend, 14), (cross, 16), (feed, 18))):
+                at, norm = f"{place}/{n}", (f"{place}/{n + 1}", around[i], around)
+                X = self._sublayer("norm_last", X, norm, functools.partial(f, at), Key(at, 8, str(n)))
         X = self.norm("20", self.extra_norm("20/extra", X, 8, "20"), ("gamma_dec", "beta_dec"))
         self.unembed(X, 8)
         self.pending = []
@@ -285,13 +280,7 @@ def _unpadded(l_z: int, l_x: int, length: int | None) -> Any:
 
 
 def gradient(
-    case: Any,
-    loss: str | Callable[[Reference], Any],
-    choices: Choices | None = None,
-    *,
-    at: Mapping[str, Any] | None = None,
-    batch: int = 96,
-    **options: Any,
+    case: Any, loss: str | Callable[[Any], Any], choices: Choices | None = None, *, at: Any = None, **options: Any
 ) -> dict[str, Any]:
     """The gradient of a loss by every parameter, by complex steps: exact to rounding.
 
@@ -303,8 +292,8 @@ def gradient(
     of_run = (lambda run: run.loss(loss)) if isinstance(loss, str) else loss
     exact = Reference(case, choices or {}, **options).go()
     steps = [(n, i) for n, W in case.theta.items() for i in (range(W.size) if at is None else at.get(n, ()))]
-    for start in range(0, len(steps), batch):
-        part = steps[start : start + batch]
+    for start in range(0, len(steps), BATCH):
+        part = steps[start : start + BATCH]
         theta, new = dict(exact.theta), {("θ", n) for n, _ in part}
         for _, name in new:
             W = exact.theta[name]

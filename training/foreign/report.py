@@ -21,9 +21,6 @@ __all__ = ["Report", "Recognized", "merged", "sentence", "write_report"]
 WORST = ("differs", "behind", "not shown", "in step", "equal")
 """Verdicts from the most to the least important: a line with several values has the first."""
 
-STATUS = {"differs": "differ"}
-"""The same of several."""
-
 STACKS = {"l": "layers", "enc": "encoder layers", "dec": "decoder layers"}
 
 
@@ -86,7 +83,7 @@ class Report:
     def __str__(self) -> str:
         """The departures and what else was found, in words."""
         found = list(self.walk.status.values())
-        counts = [f"{found.count(s)} {STATUS.get(s, s)}" for s in WORST[::-1] if s in found]
+        counts = [f"{found.count(s)} {'differ' if s == 'differs' else s}" for s in WORST[::-1] if s in found]
         head = f"Algorithm {self.case.algorithm}, {self.dtype}: {len(found)} values: {', '.join(counts)}"
         rows = [*map(sentence, self.departures)]
         expect = [f'if that is meant: --expect "{self.expect}"'] if self.expect else []
@@ -107,9 +104,8 @@ class Report:
         visits: dict[tuple[int, str], list[str]] = {}
         for visit, seen in self.walk.run.lines.items():
             visits.setdefault(_printed(seen.key), []).append(visit)
-        keys = sorted(
-            {*visits, *map(_printed, self.departures)}, key=lambda k: (k[0], PSEUDOCODE[k[0]].order.index(k[1]))
-        )
+        keys = {*visits, *map(_printed, self.departures)}
+        keys = sorted(keys, key=lambda k: (k[0], PSEUDOCODE[k[0]].order.index(k[1])))
         return {key: self._recognized(key, visits.get(key, [])) for key in keys}
 
     def _recognized(self, key: tuple[int, str], visits: list[str]) -> Recognized:

@@ -27,6 +27,9 @@ LAST = "only the last token's"
 Choices = Mapping[str, str]
 """Scope → name of a choice; the scope is a slot, "slot@l1/6" (at one place) or "slot@l*/6" (there in every layer)."""
 
+Thunk = Callable[[], Any]
+Forms = Sequence[tuple[str, Any, Any]]  # of a value: a name, the form, and its inverse
+
 REPLICAS = 5
 
 SPREADS = 3.0
@@ -193,9 +196,8 @@ class Run:
 
     def base_name(self, slot: str, place: str) -> str:
         """The name of the case's own choice at a place."""
-        if (
-            self.turns and slot != "turns" and self.name("turns", place) == "next"
-        ):  # as in the layer behind, or the first
+        if self.turns and slot != "turns" and self.name("turns", place) == "next":
+            # the place in the layer behind; behind the last, in the first
             place = re.sub(r"^l(\d+)", lambda match: f"l{int(match[1]) % self.case.sizes['L'] + 1}", place)
         return chosen(self.case.base, slot, place) or paper(slot)
 
@@ -225,17 +227,17 @@ class Run:
     def line(
         self,
         key: Key,
-        thunk: Callable[[], Any],
+        thunk: Thunk,
         inputs: Sequence[Named] = (),
         *,
         parts: bool = False,
-        forms: Sequence[tuple[str, Any, Any]] = (),
+        forms: Forms = (),
         show: bool = True,
     ) -> Named:
         """The value of a line: the foreign one where it was found.
 
         `inputs`: what it is computed from; `parts`: whether heads are in front; `forms`: in which other forms code may hold
-        it, a name, the form of the value, and its inverse; `show`: whether code may hold it at all.
+        it; `show`: whether code may hold it at all.
         """
         seen = self.pins.get(key.id)
         if seen is None and self.like is not None and len(self.lines) < self.taken_over:
@@ -254,7 +256,7 @@ class Run:
             raise StopRun
         return Named(seen.read[:1] if self.rough else seen.read, key)
 
-    def _evaluated(self, key: Key, thunk: Callable[[], Any]) -> Any:
+    def _evaluated(self, key: Key, thunk: Thunk) -> Any:
         outer, self.key = self.key, key
         try:
             with np.errstate(all="ignore"):
@@ -269,9 +271,7 @@ class Run:
             self.key = outer
         return np.real(value) + 0j if key.kind in self.detached else value
 
-    def _found(
-        self, key: Key, value: Any, parts: bool, forms: Sequence[tuple[str, Any, Any]]
-    ) -> tuple[float, Any, str, float]:
+    def _found(self, key: Key, value: Any, parts: bool, forms: Forms) -> tuple[float, Any, str, float]:
         """The tolerance of a line, where the foreign code holds it, in which form, and how far it is from that."""
         tolerance = 0.0
         for name, form, back in (("", None, None), *forms):
