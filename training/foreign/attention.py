@@ -6,7 +6,7 @@ short convolution.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,13 +67,8 @@ class Attention(Parts):
         base = choice("scale", self.case.base.get("scale", "1/√d")).do(d, d_e, H)
         S = self._scores(place, Q, K, base * math.sqrt(d), prefix, distances)
         A = self._weights(place, S, mask, base, (d, d_e, H), prefix)
-        only_v = self.name("values", place) in ("ΣV", "mean", "V")
-        Y = self.line(
-            Key(place, 4, "return"),
-            lambda: self._values(place, self._each(place, V.value, H, values=True), A.value),
-            [V] if only_v else [A, V],
-            parts=True,
-        )
+        of = [V] if self.name("values", place) in ("ΣV", "mean", "V") else [A, V]
+        Y = self.line(Key(place, 4, "return"), lambda: self._values(place, V.value, A.value), of, parts=True)
         if W_g is not None:
 
             def gated(before: Any = Y.value) -> Any:
@@ -249,11 +244,8 @@ class Attention(Parts):
 
         C = normed("c", "2")
         C_q = X if W_cq is None else normed("cq", "1")
-        K_r = self.line(
-            Key(place, 4, "2", "W_kr X turned"),
-            lambda: self._rotate(place, self.product(self.p(f"{prefix}W_kr"), X.value), t),
-            [X],
-        )
+        kr, W_kr = Key(place, 4, "2", "W_kr X turned"), self.p(f"{prefix}W_kr")
+        K_r = self.line(kr, lambda: self._rotate(place, self.product(W_kr, X.value), t), [X])
 
         def queries() -> Any:
             return _stacked(part("W_q", C_q), self._rotate(place, part("W_qr", C_q), t))
@@ -414,7 +406,7 @@ class Attention(Parts):
         return E / np.where(total == 0, 1.0, total)
 
     def _values(self, place: str, V: Any, A: Any) -> Any:
-        f = self.use("values", place)
+        V, f = self._each(place, V, A.shape[-3], values=True), self.use("values", place)
         return self.off(f(V, A), np.abs(f(np.abs(V), np.abs(A)))) if self.epsilon else f(V, A)
 
     def recurrence(self, place: str, X: Named, prefix: str) -> Named:
@@ -426,15 +418,7 @@ class Attention(Parts):
         def factor(letter: str) -> float:
             return self.use("mamba_factors", place)["qkvaz".index(letter)]
 
-        read = [
-            self.line(
-                Key(place, 10, "6", f"{n} after its convolution"),
-                lambda n=n: self._convolved(prefix, n, X.value, factor(n)),
-                [X],
-                parts=True,
-            )
-            for n in "qkv"
-        ]
+        read = [self._convolved(place, n, X, prefix, factor) for n in "qkv"]
         Q, K, V = (of.value for of in read)
 
         def through(name: str) -> Any:
@@ -448,13 +432,10 @@ class Attention(Parts):
             alpha, q, k = self.rounded(np.exp(-np.exp(W["a"][..., None, None]) * rate)), Q, K
             beta: Any = 0.0 * rate[..., 0, :]
             if not is_mamba:
-                q, k = (
-                    self.rounded(Y / self.use("delta_lengths", place)((Y * Y).sum(-2, keepdims=True))) for Y in (Q, K)
-                )
-                q, beta = (
-                    q * self.use("delta_scale", place)(Q.shape[-2]),
-                    self.rounded(self.use("delta_rate", place) * sigma(self.product(W["W_b"], X.value))),
-                )
+                length = self.use("delta_lengths", place)
+                q, k = (self.rounded(Y / length((Y * Y).sum(-2, keepdims=True))) for Y in (Q, K))
+                q = q * self.use("delta_scale", place)(Q.shape[-2])
+                beta = self.rounded(self.use("delta_rate", place) * sigma(self.product(W["W_b"], X.value)))
             v = rate * V if is_mamba else self.use("delta_new", place)(beta)[..., None, :] * V
             beta = beta if is_mamba else self.use("delta_corrected", place)(beta)
             q, k = (np.repeat(Y, V.shape[1] // Y.shape[1], axis=1) for Y in (q, k))
@@ -484,18 +465,15 @@ class Attention(Parts):
         """The real-gated linear recurrent unit."""
         W = {n: self.p(prefix + n) for n in RG_LRU.split()}
 
-        def column(name: str, M: Any, of: Any) -> Any:
-            return self.sum(M, W[name][..., None] + 0 * of)
-
         def read() -> Any:
-            rows = self.product(W["W_x"], X.value[:, None])
-            return self.rounded(column("b_c", self._taps(column("b_x", rows, rows), W["C"]), rows))
+            rows = self.linear(W["W_x"], W["b_x"], X.value[:, None])
+            return self.rounded(self._taps(rows, W["C"], W["b_c"]))
 
         U = self.line(Key(place, 10, "6", "u after its convolution"), read, [X], parts=True)
 
         def through_time() -> Any:
             u = U.value
-            i, r = (sigma(column(f"b_{gate}", self.product(W[f"W_{gate}"], u), u)) for gate in "ir")
+            i, r = (sigma(self.linear(W[f"W_{gate}"], W[f"b_{gate}"], u)) for gate in "ir")
             i, r = self.use("lru_gates", place)(i, r)
             alpha = self.rounded(np.exp(-self.use("lru_decay", place)(r, W["a"][..., None])))
             new, h, columns = self.rounded(i * u), 0.0 * u[..., 0], []
@@ -507,10 +485,8 @@ class Attention(Parts):
         h = self.line(Key(place, 10, "6", "h"), through_time, [U], parts=True)
 
         def written() -> Any:
-            rows = self.product(W["W_y"], X.value[:, None])
-            Y = merged(self.rounded(h.value * gelu_tanh(0.044715)(column("b_y", rows, rows))))
-            product = self.product(W["W_out"], Y)
-            return self.sum(product, W["b_out"][..., None] + 0 * product)
+            gate = gelu_tanh(0.044715)(self.linear(W["W_y"], W["b_y"], X.value[:, None]))
+            return self.linear(W["W_out"], W["b_out"], merged(self.rounded(h.value * gate)))
 
         return self.line(Key(place, 10, "6", "RGLRU"), written, [h, X])
 
@@ -518,19 +494,16 @@ class Attention(Parts):
         """A short convolution between two gates."""
         W = {n: self.p(prefix + n) for n in SHORT.split()}
 
-        def column(name: str, M: Any) -> Any:
-            return M if W[name] is None else self.sum(M, W[name][..., None] + 0 * M)
-
         def read() -> Any:
-            rows, gate = (column(f"b_{n}", self.product(W[f"W_{n}"], X.value)) for n in "xi")
+            rows, gate = (self.linear(W[f"W_{n}"], W[f"b_{n}"], X.value) for n in "xi")
             gated = self.rounded(self.use("gate_before", place)(gate) * rows)
-            return self.rounded(column("b_c", self._taps(gated, W["C"])))
+            return self.rounded(self._taps(gated, W["C"], W["b_c"]))
 
         U = self.line(Key(place, 10, "6", "U after its convolution"), read, [X])
 
         def written() -> Any:
-            gate = self.use("gate_behind", place)(column("b_y", self.product(W["W_y"], X.value)))
-            return column("b_out", self.product(W["W_out"], self.rounded(gate * U.value)))
+            gate = self.use("gate_behind", place)(self.linear(W["W_y"], W["b_y"], X.value))
+            return self.linear(W["W_out"], W["b_out"], self.rounded(gate * U.value))
 
         return self.line(Key(place, 10, "6", "ShortConvolution"), written, [U, X])
 
@@ -544,17 +517,21 @@ class Attention(Parts):
             columns.append(np.einsum("...kv,...k->...v", S, q[..., t]))
         return self.rounded(np.stack(columns, axis=-1))
 
-    def _convolved(self, prefix: str, letter: str, X: Any, factor: float) -> Any:
-        """A projection of every head after its convolution over the last tokens, with a bias if there is one, and SiLU."""
-        W, C, b = (self.p(f"{prefix}{name}_{letter}") for name in "WCb")
-        Y = self._taps(factor * self.product(W, X[:, None]), C)
-        return self.rounded(silu(Y if b is None else self.sum(Y, b[..., None] + 0 * Y)))
+    def _convolved(self, place: str, n: str, X: Named, prefix: str, factor: Callable[[str], float]) -> Named:
+        """A projection of every head after its convolution over the last tokens, and SiLU."""
 
-    def _taps(self, Y: Any, C: Any) -> Any:
-        """The sum of each row over the last tokens, weighted by C."""
+        def rows() -> Any:
+            Y = factor(n) * self.product(self.p(f"{prefix}W_{n}"), X.value[:, None])
+            return self.rounded(silu(self._taps(Y, self.p(f"{prefix}C_{n}"), self.p(f"{prefix}b_{n}"))))
+
+        return self.line(Key(place, 10, "6", f"{n} after its convolution"), rows, [X], parts=True)
+
+    def _taps(self, Y: Any, C: Any, b: Any) -> Any:
+        """The sum of each row over the last tokens, weighted by C, and of b if there is one."""
         l, width = Y.shape[-1], C.shape[-1]
         padded = np.pad(Y, [(0, 0)] * (Y.ndim - 1) + [(width - 1, 0)])
-        return self.sum(*(C[..., i, None] * padded[..., i : i + l] for i in range(width)))
+        Y = self.sum(*(C[..., i, None] * padded[..., i : i + l] for i in range(width)))
+        return Y if b is None else self.sum(Y, b[..., None] + 0 * Y)
 
 
 def _stacked(A: Any, B: Any) -> Any:
