@@ -83,15 +83,6 @@ def test_a_mask_is_named_before_lines_that_are_right():
     assert departure.text.startswith("the mask is strict"), report
 
 
-@pytest.mark.parametrize(("given", "message"), [
-    ({"edge": "long"}, "edge: expected one of padding"), ({"edge": "far positions"}, "without learned positions"),
-    ({"edge": "far positions", "algorithm": 8}, "edge: expected algorithm 9, 10 with 'far positions', got 8"),
-])  # fmt: skip
-def test_edge_cases_that_are_none_are_refused(given, message):
-    with pytest.raises(ValueError, match=message):
-        make_case(**given)
-
-
 def test_a_wrong_reference_is_noticed():
     case = make_case(10)
     wrong = dataclasses.replace(case, base={**case.base, "softmax_axis": "queries"})
@@ -173,6 +164,8 @@ def test_sampled_tokens_are_the_first_above_the_draw():
     ({"algorithm": 2}, "algorithm: expected one of 4, 5, 6, 7, 8"),
     ({"variant": "GPT5"}, "variant: expected one of PAPER"),
     ({"algorithm": 5, "variant": "LLAMA"}, "variant: expected PAPER for Algorithm 5"),
+    ({"edge": "long"}, "edge: expected one of padding"), ({"edge": "far positions"}, "without learned positions"),
+    ({"edge": "far positions", "algorithm": 8}, "edge: expected algorithm 9, 10 with 'far positions', got 8"),
 ])  # fmt: skip
 def test_refused(given, message):
     with pytest.raises(ValueError, match=message):

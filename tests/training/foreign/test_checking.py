@@ -44,11 +44,8 @@ MISTAKES = [
     ({"silu": True}, (10, "8"), "the activation is SiLU"),
     ({"exchanged": True}, (4, "1"), "W_q and W_v are exchanged"),
     ({"H": 2}, (4, "4"), "rows are in 2 heads, not in H"),
-    (
-        {"tokens": [2, 3, 5, 7, 11, 13, 1]},
-        (1, "return"),
-        "the tokens are 2, 3, 5, 7, 11, 13, 1, not those of case.inputs",
-    ),
+    ({"tokens": [2, 3, 5, 7, 11, 13, 1]}, (1, "return"),
+     "the tokens are 2, 3, 5, 7, 11, 13, 1, not those of case.inputs"),
     ({"unnormalized": "k"}, (4, "2"), "keys are of X, not of the normalized X̃"),
     ({"unnormalized": "qv"}, (4, "1"), "queries and values are of X, not of the normalized X̃"),
     ({"v": lambda v: v.flip(1)}, (4, "return"), "heads have values in reverse"),
@@ -58,7 +55,7 @@ MISTAKES = [
     ({"embedded": 18**0.5}, (10, "2"), "the sum of token and position is multiplied by √d_e"),
     ({"behind": lambda X: X * 0.5**0.5}, (10, "8"), "the sum is multiplied by √½"),
     ({"not loaded": "blocks.{l}.fc.bias"}, (10, "8"), "fc.bias, which holds nothing of θ: load it"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.sampled(4)
@@ -178,7 +175,6 @@ TOKENS, HALVES = [(t, t + 1) for t in range(7)], [(0, 4), (4, 7)]
 @pytest.mark.parametrize(("wrong", "told"), [
     ({"parts": TOKENS}, {}), ({"parts": HALVES}, {}),
     ({"parts": TOKENS, "position of the part": True}, {(4, "1"): "queries and keys are not rotated"}),
-    ({"parts": HALVES, "position of the part": True}, {(4, "1"): "rotations count from 0 again behind 4 tokens"}),
 ])  # fmt: skip
 def test_code_with_a_cache_is_compared_line_by_line(wrong, told):
     departures, report = found(modern(**wrong), variant="LLAMA")
@@ -310,13 +306,10 @@ LEARNING = [
     ({"hook": lambda g: g.flip(1)}, (13, "6"), "going backwards, the gradient differs from l2/"),
     ({"optimizer": lambda p: torch.optim.SGD(p, 0.1, maximize=True)}, (13, "6"), "the step is uphill"),
     ({"optimizer": lambda p: torch.optim.AdamW(p, 0.1)}, (13, "6"), "the step is AdamW's"),
-    (
-        {"optimizer": lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.01)},
-        (13, "6"),
-        "its decay added to the gradient",
-    ),
+    ({"optimizer": lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.01)}, (13, "6"),
+     "its decay added to the gradient"),
     ({"tau": True}, (14, "5"), "τ is not used"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.sampled(4)
@@ -353,7 +346,6 @@ def of_means(logits, x):
 
 @pytest.mark.parametrize(("loss", "text"), [
     (smoothed, "labels are smoothed by 0.15 (mean)"), (with_z, "0.02·(log Σ exp of the logits)² is added (sum)"),
-    (of_means, "predictions are weighed by 0.25, 0.25, 0.125, 0.125, 0.125, 0.125"),
 ])  # fmt: skip
 def test_losses_are_fitted(loss, text):
     departures, report = found(decoder(loss=loss))
@@ -413,7 +405,6 @@ WEIGHTS = [
     (finite, ["a token with nothing to attend to attends to all tokens alike"]),
     (lambda S, M: exponentials(S - 1e9 * ~M) / exponentials(S - 1e9 * ~M).sum(0),
      ["a token with nothing to attend to attends as if nothing were masked"]),
-    (nothing, ["where a token has nothing to attend to: a softmax of −∞ alone is 0/0"]),
     (lambda S, M: (np.exp(S) + M) / np.exp(S).sum(0), ["is another, in no form of the catalogue"]),
 ]  # fmt: skip
 
@@ -433,12 +424,6 @@ def test_a_softmax_over_the_heads_is_named_although_it_is_nan():
     assert [d.text for d in report.departures if d.kind == "named"] == ["softmax is over the heads"]
 
 
-def test_a_departure_has_file_and_line():
-    _, report = found(decoder(tanh=True))
-    (departure,) = report.departures
-    assert departure.seen_in.startswith("gelu (foreign_code.py:")
-
-
 def test_after_two_unknowns_it_stops():
     _, report = found(decoder(weights=lambda A: A + 0.1 * A.square()))
     kinds = [d.kind for d in report.departures]
@@ -451,10 +436,11 @@ def test_matcher_and_diagnosis_need_no_jax():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(("expect", "message"), [
-    ("GPT5", "expected one of PAPER, GPT2"), ("BERT", "expected one of"), ("size=2", "expected a slot among"),
-    ("activation=swish", "expected activation to be one of gelu, relu"),
+@pytest.mark.parametrize(("options", "message"), [
+    ({"expect": "GPT5"}, "expected one of PAPER, GPT2"), ({"expect": "BERT"}, "expected one of"),
+    ({"expect": "size=2"}, "expected a slot among"), ({"sizes": {"de": 24}}, "expected some of H, H_kv"),
+    ({"expect": "activation=swish"}, "expected activation to be one of gelu, relu"),
 ])  # fmt: skip
-def test_what_is_expected_must_be_known(expect, message):
+def test_options_that_are_none_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        check(decoder(), expect=expect)
+        check(decoder(), **options)

@@ -139,12 +139,3 @@ def test_what_is_told_can_be_declared():
     assert sorted(told.split(",")) == ["activation=gelu_tanh", "loss=mean", "norm_epsilon=+1e-05"]
     assert check(wrong, expect=told).ok
     assert check(decoder(eps=1e-5), expect="epsilon=1e-5").ok
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({"expect": "residual=foo"}, "expected residual to be one of X"),
-    ({"sizes": {"de": 24}}, "expected some of H, H_kv"),
-])  # fmt: skip
-def test_options_that_are_none_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        check(decoder(), **options)

@@ -11,18 +11,9 @@ from training.interchange.architectures import WRITTEN_AS
 _, transformers = libraries()
 
 WITHOUT = (
-    "smollm3",
-    "internlm3",
-    "bamba",
-    "granitemoe",
-    "granitemoeshared",
-    "deepseek_v2",
-    "embedding_gemma",
-    "torch.nn.Transformer",
-    "gemma4_text",
-    "gemma4_unified_text",
-    "llada",
-)
+    "smollm3", "internlm3", "bamba", "granitemoe", "granitemoeshared", "deepseek_v2", "embedding_gemma",
+    "torch.nn.Transformer", "gemma4_text", "gemma4_unified_text", "llada",
+)  # fmt: skip
 """Kinds that transformers lacks, that no named variant has the lines of, or whose sizes or vocabularies no case has."""
 KINDS = [kind for task in ("d", "e", "ed") for kind in WRITTEN_AS[task] if kind not in WITHOUT]
 
