@@ -20,8 +20,7 @@ from .run import LARGE, Key, Named
 
 __all__ = ["Attention"]
 
-LATER = ("after", "exponentials")
-"""Places after the scores at which the mask may be applied."""
+LATER = ("after", "exponentials")  # places after the scores at which the mask may be applied
 INDEXER = "W_cq gamma_cq index/W_q index/W_k index/gamma_k index/beta_k index/W_w"
 OF_HEADS = "W_z W_z1 W_z2 W_b W_a W_a1 W_a2 b_a a D gamma W_out"
 RG_LRU = "W_x b_x W_y b_y C b_c W_i b_i W_r b_r a W_out b_out"

@@ -632,9 +632,7 @@ MADE: dict[str, Callable[[str], Choice]] = {
 }  # fmt: skip
 """Slots with numbers: from a name that is not listed to its choice."""
 
-HARMLESS = {"q_bias", "k_bias", "v_bias", "rotation_first"}
-"""Slots that may change a line and nothing after it."""
-
+HARMLESS = {"q_bias", "k_bias", "v_bias", "rotation_first"}  # slots that may change a line and nothing after it
 STRUCTURE = {"embedded_scale", "order", "post_norm", "parallel", "norm_here", "extra_norm", "layer", "rotation", "qk_norm", "shared", "cap", "reads", "position_table", "unembed_bias", "unembed_scale", "distances", "turns", "head", "mtp_reads"}  # fmt: skip
 """Slots that decide which lines there are."""
 

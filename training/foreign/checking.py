@@ -35,8 +35,7 @@ Expect = str | Mapping[str, str] | None
 
 OWN = ("case.json", "lines.safetensors", "parameters.safetensors", "gradients.safetensors", "updated.safetensors")
 
-LEAST = 0.01
-"""Shares below it are not told."""
+LEAST = 0.01  # shares below it are not told
 
 Line = tuple[int, str]  # an algorithm, and the number of its line
 

@@ -44,23 +44,12 @@ from .run import TABLES, Choices, Key, Seen, chosen, kind_of, real, scopes
 
 __all__ = ["Diagnosis", "Tell"]
 
-PATIENCE = 24_000
-"""Runs of the reference, of one to three milliseconds each, after which a walk stops."""
-
-ROUNDING = 1.0
-"""Maximum of `Seen.apart` that rounding alone leaves: it is half as wide as the noise of replicas."""
-
-FORKS = 2
-"""Maximum number of times that a walk which ends early goes back and takes the next best choice."""
-
-LOOK = 14
-"""Number of lines in a row that a run may miss where a few departures are looked ahead."""
-
-UNKNOWN = 2
-"""Number of departures without a name that end a walk: what follows would be guesses."""
-
-PAIRS = 4000
-"""Number of pairs of choices that are tried for a line."""
+PATIENCE = 24_000  # runs of the reference, of one to three milliseconds each, after which a walk stops
+ROUNDING = 1.0  # maximum of `Seen.apart` that rounding alone leaves: it is half as wide as the noise of replicas
+FORKS = 2  # maximum number of times that a walk which ends early goes back and takes the next best choice
+LOOK = 14  # number of lines in a row that a run may miss where a few departures are looked ahead
+UNKNOWN = 2  # number of departures without a name that end a walk: what follows would be guesses
+PAIRS = 4000  # number of pairs of choices that are tried for a line
 
 ERRORS = (KeyError, ValueError, ZeroDivisionError, FloatingPointError, IndexError)
 """Exceptions that a choice may raise where it does not apply."""
@@ -77,8 +66,7 @@ SPARE = (
 INSERTING = {"embedded_scale", "extra_norm", "norm_here", "order", "post_norm", "parallel", "residual", "mtp_reads"}
 """Slots whose choices change what norms read, before lines that may have been found because norms forget a factor."""
 
-MOST_FITS = 16
-"""Number of foreign tensors tried for a line: the first that the code computes behind the lines before."""
+MOST_FITS = 16  # number of foreign tensors tried for a line: the first that the code computes behind the lines before
 
 FITTED = {
     "scale": (("×{}",), 1e-3, 1e3), "mask_fill": (("-{}", "add -{}"), 0.1, 1e3), "norm_epsilon": (("+{}",), 1e-13, 10.0), "cap": (("{}",), 0.1, 1e3),

@@ -29,8 +29,7 @@ FORGET = ("(e − m)/√v", "normalized")
 NEARLY = 0.95
 """Share of the products that must fit one order of γ and the cast, since a few sums may be rounded differently."""
 
-FEW = 8
-"""With fewer numbers, or a difference of fewer roundings, a factor or a sum proves nothing."""
+FEW = 8  # with fewer numbers, or a difference of fewer roundings, a factor or a sum proves nothing
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,8 +24,7 @@ __all__ = ["findings"]
 TRAINING = {8: (11, "5", "6"), 9: (12, "9", "10"), 10: (13, "5", "6")}
 """Transformer → the algorithm of its training, and its lines of the loss and of the step."""
 
-INFERENCE = {8: (15, "6"), 10: (14, "5")}
-"""Transformer → the algorithm of its inference, and its line that samples."""
+INFERENCE = {8: (15, "6"), 10: (14, "5")}  # transformer → the algorithm of its inference, and its line that samples
 
 DIRECTIONS: dict[str, Callable[[Any], Any]] = {
     "∇loss": lambda g: g, "Adam's direction": lambda g: g / (np.abs(g) + 1e-8),
@@ -40,11 +39,8 @@ COPIES = {
 }
 """The uses of a parameter that no gradient passes → what is missing then."""
 
-LEAST = 8
-"""With fewer numbers of a parameter, a fit proves nothing."""
-
-COMPONENTS = 90
-"""Number of components of the gradient on which an explanation is tried."""
+LEAST = 8  # with fewer numbers of a parameter, a fit proves nothing
+COMPONENTS = 90  # number of components of the gradient on which an explanation is tried
 
 
 def findings(diagnosis: Diagnosis, walk: Walk) -> list[Departure]:

@@ -12,8 +12,7 @@ from .recording import GlueError
 
 __all__ = ["fit", "held", "load"]
 
-MOST = 0.99
-"""The share of an array's numbers that a parameter must have to hold it."""
+MOST = 0.99  # the share of an array's numbers that a parameter must have to hold it
 
 
 def fit(arrays: Sequence[Any], shape: Sequence[int], *, transposed: bool = False) -> np.ndarray:

@@ -56,12 +56,10 @@ WITH = {
 }
 """Edge cases that change a line of the variant, each with its change."""
 
-FAR = 10_000
-"""The first position of the edge case of far positions."""
+FAR = 10_000  # the first position of the edge case of far positions
 
 KINDS = {8: "ED", 9: "E", 10: "D"}
-PADDING = 2
-"""Number of padding tokens, if there is padding."""
+PADDING = 2  # number of padding tokens, if there is padding
 
 VALUE = {8: ("z", "x"), 9: ("x",), 10: ("x",), 4: ("X", "Z"), 5: ("X", "Z"), 6: ("e",), 7: ("e",)}
 AGREE = 1e-12
@@ -70,8 +68,7 @@ NUMBERS = {"scale": "scale", "score_cap": "cap", "clip": "clip", "delta_min": "d
 OF_EXPERTS = ("k", "scores", "renormalized", "factor", "weighted", "groups", "chosen_groups", "best")
 WITHOUT_GAMMA = ("norm_gamma@l*/5", "norm_gamma@l*/7", "norm_gamma@10")
 """The norms of Algorithm 10, where they have no γ."""
-OF_MTP = ("norm_gamma@mtp/e", "norm_gamma@mtp/x")
-"""Two more of a head for the token after the next."""
+OF_MTP = ("norm_gamma@mtp/e", "norm_gamma@mtp/x")  # two more of a head for the token after the next
 PAIRS = {"halves": "halves", "neighbors": "neighbours"}
 KEPT = {"self_attention": "", "attention": "", "heads": "", "groups": "", "relative": "", "mlp": "", "cross_attention": "e_d/",
         "experts": "experts/", "shared": "shared/", "index": "index/", "recurrence": "recurrence/", "context": "context/", "norm": "",

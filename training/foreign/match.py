@@ -19,18 +19,12 @@ from .run import LARGE, real
 
 __all__ = ["MARGIN", "Finder", "Group", "Match", "Observed", "layout"]
 
-MARGIN = 2.0
-"""Tolerance of a value, as a multiple of its replicas' spread."""
+MARGIN = 2.0  # tolerance of a value, as a multiple of its replicas' spread
 
 FLOOR = 4e-16
-FIRST = 4
-"""Number of rows looked up in the tree before all are compared: in a narrow dtype, many are near the first."""
-
-LEAST = 8
-"""So many numbers of one token are evidence."""
-
-LONGEST = 4
-"""An axis with up to this many times ℓ numbers may begin with those of the tokens (a cache, padding)."""
+FIRST = 4  # number of rows looked up in the tree before all are compared: in a narrow dtype, many are near the first
+LEAST = 8  # so many numbers of one token are evidence
+LONGEST = 4  # an axis with up to this many times ℓ numbers may begin with those of the tokens (a cache, padding)
 
 
 @dataclasses.dataclass

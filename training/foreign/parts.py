@@ -14,8 +14,7 @@ __all__ = ["OF_MTP", "Parts", "softmax"]
 OF_MTP = "W_e in the second head", "W_u in the second head"
 """What no gradient passes where a head for the token after the next has copies of W_e or W_u."""
 
-INVERSE = "√(v + ε)", lambda x: 1 / x, lambda x: 1 / x
-"""A form of 1/√v."""
+INVERSE = "√(v + ε)", lambda x: 1 / x, lambda x: 1 / x  # a form of 1/√v
 
 
 def softmax(Y: Any, axis: tuple[int, ...]) -> Any:

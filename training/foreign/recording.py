@@ -27,8 +27,7 @@ __all__ = [
     "record_torch_parts",
 ]
 
-MOST = 2_000_000
-"""Larger tensors are not kept."""
+MOST = 2_000_000  # larger tensors are not kept
 
 COARSE = ("bfloat16", "float16", "float32", "float64")
 RAW = {".f32": "<f4", ".f64": "<f8", ".f16": "<f2"}

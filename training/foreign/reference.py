@@ -18,8 +18,7 @@ __all__ = ["Reference", "gradient"]
 
 Sublayer = Callable[[Named], Named]
 
-BATCH = 96
-"""Number of complex steps in a run."""
+BATCH = 96  # number of complex steps in a run
 
 
 class Reference(Attention):

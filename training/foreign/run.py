@@ -18,11 +18,8 @@ from .catalogue import choice, paper
 
 __all__ = ["LARGE", "LAST", "TABLES", "Choices", "Key", "Named", "Run", "Seen", "chosen", "kind_of", "real", "scopes"]
 
-LARGE = -1000.0
-"""Scores below it count as −∞."""
-
-LAST = "only the last token's"
-"""The form of a value of which code that generates computes one column."""
+LARGE = -1000.0  # scores below it count as −∞
+LAST = "only the last token's"  # the form of a value of which code that generates computes one column
 
 Choices = Mapping[str, str]
 """Scope → name of a choice; the scope is a slot, "slot@l1/6" (at one place) or "slot@l*/6" (there in every layer)."""
