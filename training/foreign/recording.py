@@ -407,24 +407,20 @@ def record_arrays(arrays: Mapping[str, Any], dtype: str | None = None) -> Record
     Names and `dtype` as in `record_files`.
     """
     recording = Recording()
-    for name, array in arrays.items():
-        _put(recording, name, np.asarray(array))
+    kept = {"parameter": recording.parameters, "gradient": recording.gradients, "updated": recording.updated}
+    for name, array in {name: np.asarray(a) for name, a in arrays.items()}.items():
+        kind, _, rest = name.partition(":")
+        if kind in kept:
+            kept[kind][rest] = array.astype(np.float64)
+        elif kind == "loss":
+            recording.loss = float(array.reshape(-1)[0])
+        elif kind == "sampled":
+            recording.sampled = array.reshape(-1).astype(int).tolist()
+        else:
+            recording.outputs += [array.astype(np.float64)] if kind == "output" else []
+            recording.add(name, array.astype(np.float64), str(array.dtype))
     recording.dtype = dtype or _coarsest(recording.dtypes)
     return recording
-
-
-def _put(recording: Recording, name: str, array: np.ndarray) -> None:
-    kind, _, rest = name.partition(":")
-    kept = {"parameter": recording.parameters, "gradient": recording.gradients, "updated": recording.updated}
-    if kind in kept:
-        kept[kind][rest] = array.astype(np.float64)
-    elif kind == "loss":
-        recording.loss = float(array.reshape(-1)[0])
-    elif kind == "sampled":
-        recording.sampled = array.reshape(-1).astype(int).tolist()
-    else:
-        recording.outputs += [array.astype(np.float64)] if kind == "output" else []
-        recording.add(name, array.astype(np.float64), str(array.dtype))
 
 
 def _read(path: pathlib.Path) -> Mapping[str, Any]:

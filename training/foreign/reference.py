@@ -89,31 +89,18 @@ class Reference(Attention):
             if n is not None:
                 yield place, f"{name}{n * own // L + 1}/"
 
-    def _layers(
-        self, name: str, X: Named, L: int, algorithm: int, lines: Sequence[str], mask: Any, order: str
-    ) -> Named:
-        """The loop of Algorithms 9, 10 and of the encoder of 8; `lines`: attention, norm 1, MLP, norm 2."""
-        attention, norm1, mlp, norm2 = lines
+    def _layers(self, name: str, X: Named, L: int, algorithm: int, mask: Any) -> Named:
+        """The loop of Algorithms 9, 10 and of the encoder of 8."""
+        is_decoder = algorithm == 10
+        attention, norm1, mlp, norm2 = ("6", "5", "8", "7") if is_decoder else ("5", "6", "7", "8")
+        order = "norm_first" if is_decoder else "norm_last"
         for place, prefix in self._loop(name, L, lambda place: Key(place, algorithm, attention)):
             around = [(f"{prefix}gamma_{i}", f"{prefix}beta_{i}") for i in (1, 2)]
             pa, pm = f"{place}/{attention}", f"{place}/{mlp}"
             here: list[Named] = [X]  # of this layer, the stream before and behind attention
 
             def attend(X: Named, pa: str = pa, prefix: str = prefix, here: list[Named] = here) -> Named:
-                if self.p(f"{prefix}W_r") is not None and self.p(f"{prefix}W_y") is not None:
-                    return self.rg_lru(pa, X, prefix)
-                if self.p(f"{prefix}C") is not None:
-                    return self.short_convolution(pa, X, prefix)
-                if self.p(f"{prefix}C_q") is not None:
-                    return self.recurrence(pa, X, prefix)
-                distances = "distances" if algorithm != 8 else "encoder_distances"
-                Y = self.attention(pa, X, X, prefix, mask, distances=distances, other=[] if here[0] is X else here[:1])
-                Y = self._out(pa, prefix, "attn", Y)
-                if self.p(f"{prefix}recurrence/C_q") is None:
-                    return Y
-                O, key = self.recurrence(pa, X, f"{prefix}recurrence/"), Key(pa, 10, "6", "Parallel")
-                c_1, c_2 = self.use("mixer_sum", pa, key)
-                return self.line(key, lambda: self.rounded(c_1 * Y.value + c_2 * O.value), [Y, O])
+                return self._mixed(pa, X, prefix, mask, algorithm, [] if here[0] is X else here[:1])
 
             def feed(X: Named, pm: str = pm, prefix: str = prefix, here: list[Named] = here) -> Named:
                 reads = self.use("reads", pm, Key(pm, algorithm, mlp, "W_mlp1 X + b_mlp1"))
@@ -140,6 +127,23 @@ class Reference(Attention):
             X = self._behind(f"{place}/9", X, f"{prefix}end/", int(place[len(name) :]) - 1)
             self.outputs.append(X)
         return X
+
+    def _mixed(self, place: str, X: Named, prefix: str, mask: Any, algorithm: int, other: Sequence[Named]) -> Named:
+        """What attention gives, or a recurrence in its place, or both; `other`: see `attention`."""
+        if self.p(f"{prefix}W_r") is not None and self.p(f"{prefix}W_y") is not None:
+            return self.rg_lru(place, X, prefix)
+        if self.p(f"{prefix}C") is not None:
+            return self.short_convolution(place, X, prefix)
+        if self.p(f"{prefix}C_q") is not None:
+            return self.recurrence(place, X, prefix)
+        distances = "distances" if algorithm != 8 else "encoder_distances"
+        Y = self.attention(place, X, X, prefix, mask, distances=distances, other=other)
+        Y = self._out(place, prefix, "attn", Y)
+        if self.p(f"{prefix}recurrence/C_q") is None:
+            return Y
+        O, key = self.recurrence(place, X, f"{prefix}recurrence/"), Key(place, 10, "6", "Parallel")
+        c_1, c_2 = self.use("mixer_sum", place, key)
+        return self.line(key, lambda: self.rounded(c_1 * Y.value + c_2 * O.value), [Y, O])
 
     def _behind(self, place: str, X: Named, prefix: str, l: int) -> Named:
         """What follows the lines of layer l, from 0, in Gemma 4: its own input, and a scalar."""
@@ -175,7 +179,7 @@ class Reference(Attention):
         X = self.embed(x, 10, "2")
         self.inputs = self._layer_inputs(x, X.value)
         mask = causal & self._together(len(x)) & _unpadded(len(x), len(x), self.case.inputs.get("length"))
-        before = self._layers("l", X, self.case.sizes["L"], 10, ("6", "5", "8", "7"), mask, "norm_first")
+        before = self._layers("l", X, self.case.sizes["L"], 10, mask)
         X = self._last(before, "", [("gamma", "beta")])
         self.unembed(X, 10)
         if "mtp/W_m" in self.theta:
@@ -201,7 +205,7 @@ class Reference(Attention):
             return self.sum(self.product(W_m[..., :d], first), self.product(W_m[..., d:], second))
 
         X = self.line(Key("mtp", 10, "10", "W_m [norm(e); norm(X)]"), both, [e, X])
-        X = self._layers("mtp", X, 1, 10, ("6", "5", "8", "7"), mask[:l, :l], "norm_first")
+        X = self._layers("mtp", X, 1, 10, mask[:l, :l])
         first = self.logits, self.log_P
         self.unembed(self._last(X, "mtp/", [("mtp/gamma", "mtp/beta"), ("gamma", "beta")]), 10, "mtp")
         self.log_P_mtp, (self.logits, self.log_P) = self.log_P, first
@@ -215,7 +219,7 @@ class Reference(Attention):
         x = self.case.inputs["x"]
         X = self.embed(x, 9, "2")
         mask = _unpadded(len(x), len(x), self.case.inputs.get("length")) & self._together(len(x))
-        X = self._layers("l", X, self.case.sizes["L"], 9, ("5", "6", "7", "8"), mask, "norm_last")
+        X = self._layers("l", X, self.case.sizes["L"], 9, mask)
         X = self.extra_norm("9", self.norm("9", X, ("gamma_enc", "beta_enc")), 9, "9")
         self.unembed(self.norm("11", self._projected(X, 9), ("gamma", "beta")), 9)
 
@@ -235,7 +239,7 @@ class Reference(Attention):
         embedded = self.embed(z, 8, "2", "encoder", "context/")
         length = self.case.inputs.get("z_length")
         mask = _unpadded(len(z), len(z), length)
-        Z = self._layers("enc", embedded, sizes["L_enc"], 8, ("5", "6", "7", "8"), mask, "norm_last")
+        Z = self._layers("enc", embedded, sizes["L_enc"], 8, mask)
         memories = [embedded, *self.outputs]
         Z = self.norm("9", self.extra_norm("9/extra", Z, 8, "9"), ("gamma_enc", "beta_enc"))
         self.pending = [Z.key.id]
