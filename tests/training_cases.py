@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ TINY |= {"optimizer": "adamw", "schedule": "cosine"}  # what compiles fast
 TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
 GATO_SETTINGS = {"l_max": 80, "batch_size": 8, "d_r": 4, "n_groups": 2, "n_places": 2}
 """Sizes of the task gato that have room for a drawing."""
+ALPHABET = CharacterTokenizer(string.ascii_lowercase)
+"""Its texts, in which digits have names."""
 
 
 def sequences(n: int, *, seed: int = 0, shortest: int = 3, longest: int = 11) -> list[list[int]]:
@@ -78,8 +81,8 @@ def data_for(settings: Settings) -> RunData:
         labels = [np.array([s[i][1] % 2 for i in range(len(s))], np.int32) for s in parts]
         parts = [LabeledStore(s, of_s, ("even", "odd")) for s, of_s in zip(parts, labels, strict=True)]
     tokenizer = CharacterTokenizer([chr(ord("a") + i) for i in range(LETTERS)])
-    if settings.task == "gato":  # whose digits have names
-        tokenizer = CharacterTokenizer([chr(ord("a") + i) for i in range(26)])
+    if settings.task == "gato":
+        tokenizer = ALPHABET
         parts = [token_store_of(sequences(40), tokenizer.N_V, n_bytes=300, part=p) for p in ("train", "val")]
     train, validation = (make_dataset(settings, store, tokenizer=tokenizer) for store in parts)
     of_corpus = {"train": [Document("abc")], "validation": [Document("abc")], "test": []}

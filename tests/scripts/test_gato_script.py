@@ -6,18 +6,18 @@ import pytest
 
 from tests.run_cases import BYTES, make_run
 from tests.serving_cases import LIMITS
+from tests.training_cases import GATO_SETTINGS
 from training.runs.trained_model import load_run
 from training.serving.served import served_of
 
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
 SIZES = {"--l_max": 80, "--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--d_r": 4, "--n-groups": 2, "--batch-size": 8}
 TINY = SIZES | {"--tokenizer": "bytes", "--steps": 2, "--eval-batches": 1, "--peak": 1e9, "--optimizer": "adamw"}
-OF_RUN = {"l_max": 80, "d_r": 4, "n_groups": 2, "n_places": 2, "batch_size": 8}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("run") / "gato", "gato", BYTES, (), **OF_RUN)
+    return make_run(tmp_path_factory.mktemp("run") / "gato", "gato", BYTES, (), **GATO_SETTINGS)
 
 
 def train(path, *flags):

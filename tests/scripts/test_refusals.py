@@ -5,6 +5,7 @@ import shlex
 import pytest
 
 from tests.run_cases import BYTES, LETTERS, conversing, make_run
+from tests.training_cases import GATO_SETTINGS
 
 COUNT = "expected an integer of at least 1, got"
 PICTURE = "--out: expected a .png, .svg or .pdf in an existing directory"
@@ -104,7 +105,7 @@ def place(tmp_path_factory):
     (root / "empty").mkdir()
     make_run(root / "talks", "d", conversing(), l_max=90)
     make_run(root / "short", "d", LETTERS, l_max=6)
-    make_run(root / "gato", "gato", BYTES, (), l_max=80, d_r=4, n_groups=2, n_places=2, batch_size=8)
+    make_run(root / "gato", "gato", BYTES, (), **GATO_SETTINGS)
     return root
 
 

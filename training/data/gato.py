@@ -75,18 +75,21 @@ class Vocabulary(NamedTuple):
     def named(self, pixels: np.ndarray, name: str | None = None) -> Columns:
         """Return an image, [8, 8, 1] from −1 to 1, and its name, if given. Raises ValueError."""
         patches, row, _ = raster(pixels, side=self.config.patch, n_places=self.config.n_places)
-        n, answer = len(row), [] if name is None else [*self.tokenizer.encode(name), self.tokenizer.eos_token]
-        x = np.array([self.tokenizer.bos_token, *[0] * n, self.separator, *answer], np.int32)
-        at = np.array([-1, *range(n), *[-1] * (1 + len(answer))])
-        return Columns(x, at, np.arange(len(x)) > n + 1, np.moveaxis(patches, -1, 0))
+        answer = [] if name is None else [*self.tokenizer.encode(name), self.tokenizer.eos_token]
+        return self._columns([0] * len(row), answer, np.moveaxis(patches, -1, 0))
 
     def drawn(self, name: str, values: np.ndarray | None = None) -> Columns:
         """Return a text and the discrete values that it describes, if given."""
-        asked = [self.tokenizer.bos_token, *self.tokenizer.encode(name), self.separator]
-        answer = [] if values is None else self.tokenizer.N_V + values.ravel()
-        x, number = np.array([*asked, *answer], np.int32), np.arange(len(asked) + len(answer))
         patches = np.zeros((0, self.config.patch, self.config.patch, self.config.channels), np.float32)
-        return Columns(x, np.full(len(x), -1), (number > 0) & (number != len(asked) - 1), patches)
+        answer = [] if values is None else self.tokenizer.N_V + values.ravel()
+        return self._columns(self.tokenizer.encode(name), answer, patches)
+
+    def _columns(self, asked: Sequence[int], answer: Sequence[int] | np.ndarray, patches: np.ndarray) -> Columns:
+        """Return the columns of a question, which begins with the patches, and of its answer."""
+        x = np.array([self.tokenizer.bos_token, *asked, self.separator, *answer], np.int32)
+        number, n = np.arange(len(x)), len(patches)
+        at = np.where((number > 0) & (number <= n), number - 1, -1)
+        return Columns(x, at, (number > n) & (x != self.separator), patches)
 
     def batch(self, rows: Sequence[Sequence[Columns]], width: int, n: int) -> Batch:
         """Return rows of sequences as a batch: {"x", "segment_ids", "loss_mask"} as those of `NextTokens`, and {"at",

@@ -45,25 +45,14 @@ def figures(
     theirs = float(simple.score(held_out.shades.reshape(len(pixels), -1) / 16, held_out.labels))
     accuracy = float(np.mean([a == b for a, b in zip(named, held_out.names, strict=True)]))
     of_digits = {"accuracy": accuracy, "recognized": float(recognized.mean())}
-    rows = {"this model": bits_per_byte(run, description, data, part) | of_digits}
-    samples = [printed(drawn[::DRAWN].reshape(10, SIDE, SIDE))]
-    return rows | {"logistic regression": {"accuracy": theirs}}, samples
-
-
-def printed(drawings: np.ndarray) -> str:
-    """Return drawings [n, rows, columns] side by side as text, one character a pixel."""
-    ink = np.array(list(INK))[drawings * len(INK) // SHADES]
-    lines = ["  ".join("".join(drawing[row]) for drawing in ink).rstrip() for row in range(SIDE)]
-    return "drawings of zero to nine:\n" + "\n".join(lines)
-
-
-def bits_per_byte(run: Run, description: Description, data: RunData, part: str) -> dict[str, float]:
-    """Return the bits per byte of held-out text, or its loss if the tokens do not decode to the exact text."""
-    settings, store = description.settings, getattr(data.stores, part)
-    texts = NextTokens(store, l_max=settings.l_max, mode="packed")
+    settings = description.settings
+    texts = NextTokens(getattr(data.stores, part), l_max=settings.l_max, mode="packed")
     found = evaluate_run(of_text(run), settings, Batches(texts, batch_size=settings.batch_size, seed=settings.seed))
-    name = "bits_per_byte" if "bits_per_byte" in found else "loss"
-    return {name: found[name]}
+    name = "bits_per_byte" if "bits_per_byte" in found else "loss"  # if the tokens do not decode to the exact text
+    rows = {"this model": {name: found[name]} | of_digits, "logistic regression": {"accuracy": theirs}}
+    ink = np.array(list(INK))[drawn[::DRAWN].reshape(10, SIDE, SIDE) * len(INK) // SHADES]
+    lines = ["  ".join("".join(drawing[row]) for drawing in ink).rstrip() for row in range(SIDE)]
+    return rows, ["drawings of zero to nine:\n" + "\n".join(lines)]
 
 
 def names(run: Run, images: np.ndarray) -> list[str]:

@@ -64,8 +64,7 @@ def patch_embedding(patch: Array, row: int, column: int, image: Any) -> Array:
     U = convolution(patch, image.K_in, image.b_in)
     V = convolution(gelu(group_norm(U, image.gamma1, image.beta1)), image.K_1, image.b_1)
     U = U + convolution(gelu(group_norm(V, image.gamma2, image.beta2)), image.K_2, image.b_2)
-    vec = np.array([U[i, j, o] for i in range(U.shape[0]) for j in range(U.shape[1]) for o in range(U.shape[2])])
-    e = image.W_out @ vec + image.b_out
+    e = image.W_out @ U.ravel() + image.b_out
     return e + image.W_row[:, row] + image.W_column[:, column]
 
 
@@ -75,12 +74,7 @@ def gato_embedding(sequence: list[Any], theta: Any) -> Array:
     `sequence`: of each column a token ID, or a patch as `patches_of` gives it; `theta`: transformer (W_e) and image.
     Result: [d_e, l].
     """
-    e = []
-    for element in sequence:
-        if isinstance(element, tuple):
-            of_element = patch_embedding(*element, theta.image)  # pyright: ignore[reportCallIssue]
-        else:
-            of_element = token_embedding(element, theta.transformer.W_e)
-        e.append(of_element)
+    W_e = theta.transformer.W_e
+    e = [patch_embedding(*v, theta.image) if isinstance(v, tuple) else token_embedding(v, W_e) for v in sequence]
     E: Array = np.stack(e, axis=1)
     return E

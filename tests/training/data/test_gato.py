@@ -5,18 +5,16 @@ import sys
 import numpy as np
 import pytest
 
-from tests.training_cases import token_store_of
+from tests.training_cases import ALPHABET, token_store_of
 from training.data.batches import NextTokens
 from training.data.gato import NAMES, Digits, Modalities, Vocabulary
 from training.data.mixtures import Mixture
 from training.data.records import DataError
-from training.data.tokenizers import CharacterTokenizer
 from training.tasks.gato_embedding import GatoConfig
 
-TOKENIZER = CharacterTokenizer([chr(ord("a") + i) for i in range(26)])
 SIZES = {"l_max": 83, "L": 1, "H": 2, "d_e": 8, "d_mlp": 12, "patch": 4, "d_r": 4, "n_groups": 2, "n_places": 2}
-VOCABULARY = Vocabulary(TOKENIZER, GatoConfig(N_V=TOKENIZER.N_V + 1025, **SIZES))
-BOS, EOS, FIRST, SEPARATOR = TOKENIZER.bos_token, TOKENIZER.eos_token, 29, 29 + 1024
+VOCABULARY = Vocabulary(ALPHABET, GatoConfig(N_V=ALPHABET.N_V + 1025, **SIZES))
+BOS, EOS, FIRST, SEPARATOR = ALPHABET.bos_token, ALPHABET.eos_token, 29, 29 + 1024
 PIXELS = np.random.default_rng(0).uniform(-1, 1, (8, 8, 1))
 TWO = [19, 22, 14]
 
@@ -41,7 +39,7 @@ def test_of_a_name_and_its_drawing_both_are_predicted():
 
 
 def packed(text, l_max):
-    store = token_store_of([[BOS, *text, EOS]] * 30, TOKENIZER.N_V, n_bytes=1200, part="train")
+    store = token_store_of([[BOS, *text, EOS]] * 30, ALPHABET.N_V, n_bytes=1200, part="train")
     return NextTokens(store, l_max=l_max, mode="packed")
 
 

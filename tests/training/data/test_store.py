@@ -175,18 +175,3 @@ def test_processes_may_tokenize_the_same_at_once(tmp_path, monkeypatch, locks):
         found = [future.result().train.n_tokens for future in [pool.submit(once) for _ in range(2)]]
     assert (found, len(written)) == ([48, 48], 1 if locks else 2)
     assert len(list((tmp_path / "tokens").iterdir())) == 1
-
-
-PROGRAM = """
-import resource, sys, pathlib
-from training.data.files import read_corpus
-from training.data.token_store import tokenize
-from training.data.batches import Batches, NextTokens
-from training.data.tokenizers import ByteTokenizer
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-path = pathlib.Path(sys.argv[1])
-splits = tokenize(read_corpus([path], "text"), ByteTokenizer(), cache_dir=path.parent)
-data = Batches(NextTokens(splits.train, l_max=1024), batch_size=8)
-data.batch(3)
-print(splits.train.n_tokens, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
-"""

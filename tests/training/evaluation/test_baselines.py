@@ -1,8 +1,5 @@
-"""The n-gram model against Witten–Bell's formula, counted by hand and by brute force, and against nltk; compressors
-against the commands themselves, where the machine has them.
-"""
+"""The n-gram model against Witten–Bell's formula, counted by hand and by brute force, and against nltk."""
 
-import functools
 import math
 from collections import Counter
 
@@ -87,14 +84,6 @@ def test_what_cannot_be_is_said():
         ngram_score(train, train, order=0)
     with pytest.raises(ValueError, match="held-out text: expected N_V = 8, as in the training text, got 9"):
         ngram_score(train, token_store_of(SEQUENCES, 9))
-
-
-DATA = "".join(f"{i} squared is {i * i}.\n" for i in range(4000)).encode()
-
-
-@functools.cache
-def bits_per_byte():
-    return compressed_bits_per_byte(DATA)
 
 
 def test_no_bytes_are_said():

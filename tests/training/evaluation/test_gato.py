@@ -7,22 +7,21 @@ import pytest
 
 from algorithms import d_hidden_state, unembedding
 from tests.cases import later, random_like
+from tests.training_cases import ALPHABET
 from training.data.gato import Vocabulary
-from training.data.tokenizers import CharacterTokenizer
 from training.evaluation import gato
 from training.runs.directory import Run
 from training.tasks import TASKS
 from training.tasks.gato_embedding import GatoConfig, gato_embedding, init_gato
 from training.tasks.objectives import next_tokens
 
-TOKENIZER = CharacterTokenizer([chr(ord("a") + i) for i in range(26)])
 SIZES = {"l_max": 24, "L": 1, "H": 2, "d_e": 8, "d_mlp": 12, "patch": 4, "d_r": 4, "n_groups": 2, "n_places": 2}
-CONFIG = GatoConfig(N_V=TOKENIZER.N_V + 1025, **SIZES)
+CONFIG = GatoConfig(N_V=ALPHABET.N_V + 1025, **SIZES)
 SHAPES = later(lambda: jax.eval_shape(lambda key: init_gato(key, CONFIG), jax.random.key(0)))
 PARAMS = later(lambda: random_like(SHAPES(), dtype=jnp.float32))
-RUN = later(lambda: Run(PARAMS(), CONFIG, TOKENIZER, "gato"))
+RUN = later(lambda: Run(PARAMS(), CONFIG, ALPHABET, "gato"))
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (3, 8, 8, 1))
-VOCABULARY = Vocabulary(TOKENIZER, CONFIG)
+VOCABULARY = Vocabulary(ALPHABET, CONFIG)
 
 
 def distributions(x, at, patches):
@@ -43,17 +42,17 @@ def likeliest(columns, answer, first, end):
 @pytest.mark.thorough
 def test_a_name_is_the_likeliest_text():
     for image, name in zip(IMAGES, gato.names(RUN(), IMAGES), strict=True):
-        tokens = TOKENIZER.encode(name)
-        found = likeliest(VOCABULARY.named(image), tokens, 0, TOKENIZER.N_V)
-        ended = [TOKENIZER.eos_token] * (len(tokens) < gato.LONGEST_NAME)
+        tokens = ALPHABET.encode(name)
+        found = likeliest(VOCABULARY.named(image), tokens, 0, ALPHABET.N_V)
+        ended = [ALPHABET.eos_token] * (len(tokens) < gato.LONGEST_NAME)
         np.testing.assert_array_equal(found[: len(tokens) + len(ended)], [*tokens, *ended])
 
 
 @pytest.mark.end_to_end
 def test_a_drawing_has_only_shades_and_is_the_likeliest_at_temperature_0():
     for text, row in zip(("two", "seven"), gato.drawings(RUN(), ["two", "seven"], n=5, tau=0), strict=True):
-        found = likeliest(VOCABULARY.drawn(text), TOKENIZER.N_V + row, TOKENIZER.N_V, TOKENIZER.N_V + 17)
-        np.testing.assert_array_equal(found[:-1], TOKENIZER.N_V + row)
+        found = likeliest(VOCABULARY.drawn(text), ALPHABET.N_V + row, ALPHABET.N_V, ALPHABET.N_V + 17)
+        np.testing.assert_array_equal(found[:-1], ALPHABET.N_V + row)
     sampled = gato.drawings(RUN(), ["two"] * 40, n=5, tau=1.0)
     assert sampled.min() >= 0
     assert sampled.max() < 17
