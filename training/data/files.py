@@ -33,16 +33,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt64
 
 from training.data.conversations import conversation
-from training.data.formats import (
-    check_table,
-    columns,
-    inner_suffix,
-    is_table,
-    opened,
-    readable,
-    rows,
-    text_files,
-)
+from training.data.formats import check_table, described, inner_suffix, is_table, opened, readable, rows, text_files
 from training.data.records import (
     TRAIN,
     VALIDATION,
@@ -280,7 +271,8 @@ class FileRecords:
 def _has_messages(path: Path) -> bool:
     """Return whether a file begins with a conversation, or a table has a column of messages."""
     if is_table(path):
-        names = columns(path)
+        with readable(path):
+            names, _ = described(path)
         return "messages" in names and "text" not in names
     if inner_suffix(path) not in JSON:
         return False

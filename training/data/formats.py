@@ -27,7 +27,8 @@ def _zstd(path: Path) -> Any:
 
 COMPRESSED: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zstd}
 """Functions that open compressed files, by suffix."""
-DAMAGED: tuple[type[Exception], ...] = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, UnicodeDecodeError)
+DAMAGED: tuple[type[Exception], ...] = (EOFError, zlib.error, lzma.LZMAError, OSError, UnicodeDecodeError)
+DAMAGED_OF_OTHERS = ("ZstdError", "ArrowInvalid", "ArrowException")  # of libraries that may not be installed
 
 
 def _needed(module: str, path: Path) -> Any:
@@ -54,20 +55,13 @@ def readable(path: Path) -> Iterator[None]:
     """Turn every error of reading a file into a DataError of one sentence."""
     try:
         yield
-    except DAMAGED as error:
-        raise DataError(f"{path} is damaged: {error}") from None
-    except OSError as error:
-        if error.strerror is None:  # raised by a decompressor, or by Arrow
-            raise DataError(f"{path} is damaged: {_first_line(error)}") from None
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except Exception as error:  # Zstandard and Arrow may not be installed, so their errors are known by name
-        if type(error).__name__ not in ("ZstdError", "ArrowInvalid", "ArrowException"):
+    except Exception as error:
+        if isinstance(error, OSError) and error.strerror is not None:  # else it is of a decompressor, or of Arrow
+            raise DataError(f"cannot read {path}: {error.strerror}") from None
+        if not isinstance(error, DAMAGED) and type(error).__name__ not in DAMAGED_OF_OTHERS:
             raise
-        raise DataError(f"{path} is damaged: {_first_line(error)}") from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+        first_line = str(error).partition("\n")[0]
+        raise DataError(f"{path} is damaged: {first_line}") from None
 
 
 def is_table(path: Path) -> bool:
@@ -91,19 +85,15 @@ def text_files(path: Path) -> list[Path]:
     return sorted(found)
 
 
-def table_files(path: Path) -> list[Path]:
-    """Return the files of a table, or of any other path the path itself. Raises OSError if it is not a file."""
-    return sorted(path.rglob("*.arrow")) if path.is_dir() else [require_file(path)]
-
-
 def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:
     """Return the bytes of a table's files and a hash of them. Raises DataError without rows and these columns."""
     with readable(path):
-        files, digest = table_files(path), hashlib.sha256()
+        files = sorted(path.rglob("*.arrow")) if path.is_dir() else [require_file(path)]
+        digest = hashlib.sha256()
         for file in files:
             with file.open("rb") as contents:
                 digest.update(hashlib.file_digest(contents, "sha256").digest())
-        names, n = _described(path)
+        names, n = described(path)
     missing = [column for column in columns if column not in names]
     if missing:
         raise DataError(f"{path} has no column {missing[0]!r}, only {', '.join(names)}: expected {', '.join(columns)}")
@@ -112,13 +102,7 @@ def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:
     return sum(file.stat().st_size for file in files), digest.hexdigest()
 
 
-def columns(path: Path) -> list[str]:
-    """Return the names of a table's columns, or raise DataError if it cannot be read."""
-    with readable(path):
-        return _described(path)[0]
-
-
-def _described(path: Path) -> tuple[list[str], int]:
+def described(path: Path) -> tuple[list[str], int]:
     """Return the names of a table's columns, and its number of rows."""
     if not path.is_dir():
         table = _parquet(path)

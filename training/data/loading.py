@@ -17,13 +17,7 @@ from training.data.gato import Modalities, Vocabulary
 from training.data.mixtures import Mixture, mixture, weighted, weights_of
 from training.data.records import Corpus, DataError, Document, Kind, Pair, fingerprint, sampled
 from training.data.streams import HUB, streamed
-from training.data.token_store import (
-    Splits,
-    TokenStore,
-    default_cache_dir,
-    token_stores,
-    tokenize,
-)
+from training.data.token_store import Splits, TokenStore, default_cache_dir, token_stores, tokenize
 from training.data.tokenizers import BUILT, Tokenizer, build_tokenizer, load_tokenizer
 from training.settings import Settings
 from training.tasks import TASKS

@@ -50,9 +50,7 @@ class TokenStore:
     n_bytes: int  # UTF-8 bytes of the texts, joined by blank lines (2 bytes each, to match the eos that is predicted)
     fingerprint: str  # of the data, the tokenizer and the part
     part: str = "train"  # "train", "validation" or "test"
-    overlap: float | None = (
-        None  # share of held-out windows that are in the training texts, see `training.data.overlap`
-    )
+    overlap: float | None = None  # share of held-out windows in the training texts, see `training.data.overlap`
     exact: bool = True  # whether the tokens decode to the exact texts; not checked for training data
     special: Sequence[int | None] | None = None  # mask, bos and eos, each None if there is none; None: the paper's
     counts: Sequence[int] = ()  # the number of sequences of each file, if they were counted

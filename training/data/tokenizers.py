@@ -250,16 +250,14 @@ class LibraryTokenizer(Tokenizer):
 
     def to_json(self) -> dict[str, Any]:
         """Return the kind and the library's description."""
-        state = {"kind": "library", "tokenizer": json.loads(self.inner.to_str())}
-        if self.special:
-            state["special"] = self.special.to_json()
-        if self.target:
-            state["target"] = json.loads(self.target.to_str())
-        if self.chat_template is not None:
-            state["chat_template"] = self.chat_template
-        if self.messages_are_markup:
-            state["messages_are_markup"] = True
-        return state
+        options = {
+            "special": self.special and self.special.to_json(),
+            "target": self.target and json.loads(self.target.to_str()),
+            "chat_template": self.chat_template,
+            "messages_are_markup": self.messages_are_markup or None,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        return {"kind": "library", "tokenizer": json.loads(self.inner.to_str()), **given}
 
 
 def byte_characters() -> list[str]:
@@ -275,9 +273,10 @@ BYTES = {character: byte for byte, character in enumerate(byte_characters())}
 class NumberTokenizer(Tokenizer):
     """Token IDs written as decimal numbers separated by spaces, for a model that came without a tokenizer."""
 
+    special: SpecialTokens
+
     def __init__(self, special: SpecialTokens) -> None:
-        self.special = special
-        self.N_V = special.N_V
+        self.special, self.N_V = special, special.N_V
 
     def encode(self, text: str) -> list[int]:
         """Return the numbers in a text. Raises DataError, naming the first word that is not a token ID."""
@@ -293,7 +292,7 @@ class NumberTokenizer(Tokenizer):
 
     def to_json(self) -> dict[str, Any]:
         """Return the kind and the special tokens."""
-        return {"kind": "numbers", "special": self.special.to_json() if self.special else {}}
+        return {"kind": "numbers", "special": self.special.to_json()}
 
 
 def _byte_level(model: models.BPE) -> library.Tokenizer:
@@ -301,25 +300,6 @@ def _byte_level(model: models.BPE) -> library.Tokenizer:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     inner.decoder = decoders.ByteLevel()
     return inner
-
-
-def _train_bpe(texts: Iterable[str], N_V: int) -> LibraryTokenizer:
-    """Train GPT-2's byte-level byte pair encoding: all 256 bytes and at most N_V-259 merges."""
-    inner = _byte_level(models.BPE())
-    trainer = trainers.BpeTrainer(
-        vocab_size=N_V - 3,
-        min_frequency=2,
-        show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )
-    inner.train_from_iterator(texts, trainer)
-    return LibraryTokenizer(inner)
-
-
-def _train_words(texts: Iterable[str], N_V: int) -> WordTokenizer:
-    counts = Counter(word for text in texts for word in WORD.findall(text))
-    frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[: N_V - 4]
-    return WordTokenizer([UNKNOWN, *(word for word, _ in frequent if word != UNKNOWN)])
 
 
 def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Tokenizer:
@@ -334,10 +314,15 @@ def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Toke
         raise DataError(f"N_V: expected at least {minimum[kind]} for a tokenizer of {kind}, got {N_V}")
     if kind == "bytes":
         return ByteTokenizer()
-    if kind == "bpe":
-        return _train_bpe(texts, N_V)
+    if kind == "bpe":  # GPT-2's, of bytes: all 256 of them and at most N_V − 259 merges
+        inner, alphabet = _byte_level(models.BPE()), sorted(pre_tokenizers.ByteLevel.alphabet())
+        options = {"min_frequency": 2, "show_progress": False, "initial_alphabet": alphabet}
+        inner.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=N_V - 3, **options))
+        return LibraryTokenizer(inner)
     if kind == "words":
-        tokenizer = _train_words(texts, N_V)
+        counts = Counter(word for text in texts for word in WORD.findall(text))
+        frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[: N_V - 4]
+        tokenizer = WordTokenizer([UNKNOWN, *(word for word, _ in frequent if word != UNKNOWN)])
     else:
         tokenizer = CharacterTokenizer(sorted({character for text in texts for character in text}))
     if not set(tokenizer.vocabulary) - {UNKNOWN}:
@@ -348,15 +333,12 @@ def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Toke
 def from_json(state: dict[str, Any]) -> Tokenizer:
     """Return the tokenizer that `to_json` described, or raise KeyError or TypeError."""
     if state["kind"] == "library":
-        special = SpecialTokens.from_json(state["special"]) if "special" in state else None
-        target = library.Tokenizer.from_str(json.dumps(state["target"])) if "target" in state else None
-        return LibraryTokenizer(
-            library.Tokenizer.from_str(json.dumps(state["tokenizer"])),
-            special=special,
-            target=target,
-            chat_template=state.get("chat_template"),
-            messages_are_markup=state.get("messages_are_markup", False),
-        )
+        options = {name: state[name] for name in ("chat_template", "messages_are_markup") if name in state}
+        if "special" in state:
+            options["special"] = SpecialTokens.from_json(state["special"])
+        if "target" in state:
+            options["target"] = library.Tokenizer.from_str(json.dumps(state["target"]))
+        return LibraryTokenizer(library.Tokenizer.from_str(json.dumps(state["tokenizer"])), **options)
     if state["kind"] == "numbers":
         return NumberTokenizer(SpecialTokens.from_json(state["special"]))
     if state["kind"] == "bytes":

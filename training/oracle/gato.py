@@ -74,7 +74,7 @@ def gato_embedding(sequence: list[Any], theta: Any) -> Array:
     `sequence`: of each column a token ID, or a patch as `patches_of` gives it; `theta`: transformer (W_e) and image.
     Result: [d_e, l].
     """
-    W_e = theta.transformer.W_e
-    e = [patch_embedding(*v, theta.image) if isinstance(v, tuple) else token_embedding(v, W_e) for v in sequence]
+    W_e, image = theta.transformer.W_e, theta.image
+    e = [patch_embedding(*v, image=image) if isinstance(v, tuple) else token_embedding(v, W_e) for v in sequence]
     E: Array = np.stack(e, axis=1)
     return E
