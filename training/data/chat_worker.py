@@ -110,11 +110,7 @@ def compiled(text: str) -> tuple[jinja2.Template, Generation]:
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = tojson
-    environment.globals |= {
-        "raise_exception": raise_exception,
-        "dict": Dictionary(),
-        "namespace": Namespace,
-    }
+    environment.globals |= {"raise_exception": raise_exception, "dict": Dictionary(), "namespace": Namespace}
     (generation,) = (e for e in environment.extensions.values() if isinstance(e, Generation))
     return environment.from_string(text), generation
 

@@ -46,7 +46,7 @@ class RunData:
 
     corpus: Corpus[Any]  # the records, split
     tokenizer: Tokenizer  # tokenizes them
-    stores: Splits[Any]  # the tokens of each part
+    stores: Splits  # the tokens of each part
     train: Batches  # the training batches
     validation: Batches  # the held-out batches
     labels: tuple[str, ...] = ()  # the names of the classes by index; empty except for classification

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int, Int32, UInt
@@ -106,15 +106,12 @@ class LabeledStore:
         return len(self.text)
 
 
-S = TypeVar("S", TokenStore, PairStore, LabeledStore)
+class Splits(NamedTuple):
+    """The stores of a corpus: each a `TokenStore`, `PairStore` or `LabeledStore`."""
 
-
-class Splits(NamedTuple, Generic[S]):
-    """The stores of a corpus."""
-
-    train: S
-    validation: S
-    test: S
+    train: Any
+    validation: Any
+    test: Any
 
 
 def token_stores(store: TokenStore | PairStore | LabeledStore) -> list[TokenStore]:
@@ -281,7 +278,7 @@ def _cached(directory: Path, write: Callable[[Path], None]) -> None:
 
 def tokenize(
     corpus: Corpus[Any], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = lambda n: None
-) -> Splits[Any]:
+) -> Splits:
     """Tokenize a corpus into memory-mapped stores of train, validation and test, unless they are cached: a `PairStore`
     of pairs, a `LabeledStore` of labeled texts, otherwise a `TokenStore`. Raises DataError, for labels also if there is
     one class, or a held-out label is not in training.

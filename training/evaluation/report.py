@@ -216,15 +216,13 @@ def _classes(run: Run, records: list[Labeled]) -> np.ndarray:
 
 def classification_figures(truth: np.ndarray, predicted: np.ndarray, *, positive: int, classes: int) -> Figures:
     """Return accuracy, precision, recall and F1: for the `positive` class of two, or the mean over more classes."""
-    scores = [_of_class(truth == c, predicted == c) for c in ([positive] if classes == 2 else range(classes))]
-    precision, recall, f1 = np.mean(scores, axis=0)
+    of = np.array([positive] if classes == 2 else range(classes))[:, None]
+    masks = (truth == of) & (predicted == of), predicted == of, truth == of
+    hits, found, actual = (mask.sum(axis=1) for mask in masks)
+    scores = hits / np.maximum(found, 1), hits / np.maximum(actual, 1), 2 * hits / np.maximum(found + actual, 1)
+    precision, recall, f1 = np.stack(scores, axis=1).mean(axis=0)
     accuracy = np.mean(truth == predicted)
     return {"accuracy": float(accuracy), "precision": float(precision), "recall": float(recall), "F1": float(f1)}
-
-
-def _of_class(truth: np.ndarray, predicted: np.ndarray) -> tuple[float, float, float]:
-    hits, found, actual = (float(mask.sum()) for mask in (truth & predicted, predicted, truth))
-    return hits / max(found, 1), hits / max(actual, 1), 2 * hits / max(found + actual, 1)
 
 
 def _continuation(run: Run) -> str:

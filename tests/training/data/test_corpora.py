@@ -17,16 +17,7 @@ from training.data.corpora import SOURCES, load_corpus, packages
 from training.data.corpora.named import _repaired, paragraphs
 from training.data.corpora.packages import Package, fetch, read_members
 from training.data.files import read_corpus
-from training.data.records import (
-    DataError,
-    Document,
-    Labeled,
-    hold_out,
-    joined_bytes,
-    normalized,
-    record_key,
-    sampled,
-)
+from training.data.records import DataError, Document, Labeled, hold_out, joined_bytes, normalized, record_key, sampled
 
 
 @pytest.mark.end_to_end

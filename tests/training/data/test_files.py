@@ -9,9 +9,8 @@ import re
 import pytest
 
 from training.data import files
-from training.data.corpora.named import paragraphs
 from training.data.files import read_corpus
-from training.data.records import DataError, Document, Labeled, Pair, hash64, joined_bytes, record_key
+from training.data.records import DataError, Document, Labeled, Pair, hash64, record_key
 from training.data.stretches import sections
 
 
@@ -49,25 +48,16 @@ def test_sections_join_to_the_text_and_end_between_paragraphs(size):
     assert len(found) == {30: 50, 40: 50, 90: 25, 10**6: 1}[size]
 
 
-def test_a_text_file_is_split_by_sections_without_loss(tmp_path):
-    text = text_of(400)
-    corpus = read_corpus([write(tmp_path / "a.txt", text)], "text", validation_fraction=0.1)
-    train, validation = sides(corpus)
-    assert sorted(paragraphs(text)) == sorted(p for d in train + validation for p in paragraphs(d.text))
-    share = len(joined_bytes(validation)) / len(text)
-    assert 0.05 < share < 0.15
-    line = int(train[-1].where.rsplit(":", 1)[1])
-    assert text.splitlines()[line - 1] == train[-1].text.splitlines()[0]
-    assert list(corpus.test) == []
-
-
 def test_a_text_is_cut_where_a_part_of_it_is_held_out_and_nowhere_else(tmp_path):
     """What is held out and what stays, in the order of their lines, are the file; no two that stay are neighbors."""
     text = text_of(9000)
-    train, validation = sides(read_corpus([write(tmp_path / "a.txt", text)], "text"))
-    in_order = sorted([*train, *validation], key=lambda document: int(document.where.rpartition(":")[2]))
-    assert "".join(document.text for document in in_order) == text
-    kinds = [document in train for document in in_order]
+    corpus = read_corpus([write(tmp_path / "a.txt", text)], "text")
+    train, validation = sides(corpus)
+    assert list(corpus.test) == []
+    in_order = sorted((int(d.where.rpartition(":")[2]), d.text, d in train) for d in [*train, *validation])
+    firsts, texts, kinds = zip(*in_order, strict=True)
+    assert "".join(texts) == text
+    assert list(firsts) == [1 + "".join(texts[:i]).count("\n") for i in range(len(texts))]
     assert all(a != b for a, b in itertools.pairwise(kinds))
     assert 5 <= len(validation) <= 10
     assert max(len(document.text) for document in train) > len(text) / 15

@@ -16,10 +16,7 @@ from tests.training_cases import token_store_of
 from training.data import token_store
 from training.data.batches import Batches, NextTokens
 from training.data.records import Corpus, DataError, Document, Labeled, Pair
-from training.data.token_store import (
-    token_dtype,
-    tokenize,
-)
+from training.data.token_store import token_dtype, tokenize
 from training.data.tokenizers import ByteTokenizer, CharacterTokenizer, build_tokenizer
 
 TEXTS = ["The first text.", "Ein zweiter, größerer.", "", "4"]

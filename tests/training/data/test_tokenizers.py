@@ -8,12 +8,7 @@ import tokenizers as library
 
 from training.data.corpora.packages import Package, read_members
 from training.data.records import DataError
-from training.data.tokenizers import (
-    LibraryTokenizer,
-    build_tokenizer,
-    gpt2_tokenizer,
-    load_tokenizer,
-)
+from training.data.tokenizers import LibraryTokenizer, build_tokenizer, gpt2_tokenizer, load_tokenizer
 
 TEXTS = ["the cat sat on the mat. the cat ran.\n", "the dog sat too; the end"]
 KINDS = ("bytes", "characters", "words", "bpe")

@@ -1,4 +1,4 @@
-"""The n-gram model against Witten–Bell's formula, counted by hand and by brute force, and against nltk."""
+"""The n-gram model against Witten–Bell's formula, counted by brute force, and against nltk."""
 
 import math
 from collections import Counter
@@ -38,13 +38,6 @@ def test_every_probability_is_witten_bells(context):
     np.testing.assert_allclose(found, [witten_bell(token, context) for token in range(N_V)], rtol=1e-12)
     assert sum(found) == pytest.approx(1)
     assert min(found) > 0
-
-
-def test_a_probability_by_hand():
-    # 12 tokens are predicted, of five kinds: 0 four times, 1 three times, eos three times, 2, 3.
-    assert probability(0, [], order=1) == pytest.approx((4 + 5 / 8) / (12 + 5))
-    # 0 is followed by 1, 1, 0, 3: four tokens of three kinds.
-    assert probability(1, [0], order=2) == pytest.approx((2 + 3 * (3 + 5 / 8) / 17) / (4 + 3))
 
 
 # Perplexity and bits per byte by nltk 3.10: WittenBell, with unigrams interpolated with the uniform distribution.

@@ -99,10 +99,7 @@ def test_the_part_of_a_head_is_what_is_missing_without_it_where_the_scale_stays(
     [
         (lambda: cases.random_theta(cases.E), "theta: expected parameters of Algorithm 10, got ETransformerParams"),
         (lambda: D()._replace(variant=VARIANTS["GEMMA2"]), "normalize_output: expected None"),
-        (
-            lambda: D()._replace(variant=PAPER.but(unembedding=PAPER.unembedding.but(cap=3.0))),
-            "cap: expected None",
-        ),
+        (lambda: D()._replace(variant=PAPER.but(unembedding=PAPER.unembedding.but(cap=3.0))), "cap: expected None"),
     ],
 )
 def test_attribution_is_refused_where_parts_do_not_add_up(make, says):
@@ -132,15 +129,10 @@ def test_eigenvalues_are_those_of_the_whole_circuit():
         largest = every[np.argsort(-np.abs(every))][:7]
         np.testing.assert_allclose(np.sort_complex(found[l, h]), np.sort_complex(largest), atol=1e-8)
     assert (np.abs(circuits.copying_scores(D())) <= 1).all()
-    copying = D()._replace(
-        W_u=D().W_e.T, layers=D().layers._replace(attention=_writing_what_it_reads(D().layers.attention))
-    )
+    W = D().layers.attention
+    W = W._replace(W_o=jnp.moveaxis(W.heads.W_v, -1, 1).reshape(2, 11, 21))  # W_o^h = W_vᵀ: the circuit is positive
+    copying = D()._replace(W_u=D().W_e.T, layers=D().layers._replace(attention=W))
     np.testing.assert_allclose(circuits.copying_scores(copying), 1, atol=1e-8)
-
-
-def _writing_what_it_reads(W):
-    """W_o^h = W_vᵀ: the circuit is positive."""
-    return W._replace(W_o=jnp.moveaxis(W.heads.W_v, -1, 1).reshape(2, 11, 21))
 
 
 def test_composition_by_its_definition():

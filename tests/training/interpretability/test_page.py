@@ -18,8 +18,7 @@ from tests.own_lines.retention import HYBRID
 from tests.run_cases import LETTERS, make_run
 from training.data.tokenizers import ByteTokenizer, build_tokenizer
 from training.interpretability.page import PageError, content, look, show
-from training.interpretability.page.look import Packed, Prediction
-from training.interpretability.page.words import readable, readable_tokens, token_text
+from training.interpretability.page.look import Packed, Prediction, readable, readable_tokens, token_text
 from training.oracle.components import softmax
 from training.oracle.transformers import layer_norm_each
 from training.runs.directory import Run

@@ -23,8 +23,10 @@ from training.interpretability.page.look import (
     PageError,
     PatchEffects,
     Prediction,
+    readable,
+    readable_tokens,
+    token_text,
 )
-from training.interpretability.page.words import readable, readable_tokens, token_text
 from training.runs.directory import Run
 from training.tasks.classify import ClassifierParams, class_probabilities
 

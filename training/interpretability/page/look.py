@@ -5,7 +5,7 @@ import html
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -14,10 +14,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from training.interpretability.page.words import readable
+from training.data.tokenizers import LibraryTokenizer, Tokenizer
 
 SCRIPTS = ("data.js", "color.js", "grid.js", "attention.js", "prediction.js", "parts.js", "circuits.js", "page.js")
 LARGEST = 5_000_000
+SHOWN = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 class PageError(ValueError):
@@ -144,6 +145,24 @@ class Look(NamedTuple):
 
 def _file(name: str) -> str:
     return resources.files("training.interpretability.page").joinpath(name).read_text("utf-8")
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """Return the text of one token: the name of a special token, or the digits of a byte that is no whole character."""
+    if isinstance(tokenizer, LibraryTokenizer) and (name := tokenizer.inner.id_to_token(token) or "").startswith("##"):
+        return name  # within a word
+    text = tokenizer.spelled(token).decode("utf-8", "surrogateescape")
+    return "".join(f"⟨{ord(c) - 0xDC00:02X}⟩" if "\udc80" <= c <= "\udcff" else c for c in text) or f"⟨{token}⟩"
+
+
+def readable(text: str) -> str:
+    """Make everything in a token visible: spaces, line feeds, and unprintable characters."""
+    return "".join(SHOWN.get(c) or (c if c.isprintable() else f"⟨U+{ord(c):04X}⟩") for c in text)
+
+
+def readable_tokens(tokenizer: Tokenizer, tokens: Iterable[int]) -> list[str]:
+    """Return the readable tokens of a text."""
+    return [readable(token_text(tokenizer, int(token))) for token in tokens]
 
 
 def show(seen: Mapping[str, Array], tokens: Sequence[object] | None = None, *, name: str = "What was recorded") -> Look:
