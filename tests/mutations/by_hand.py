@@ -23,7 +23,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str, tuple[str, ...]], ...] = (
     ("patches left out of a sequence", "training/tasks/gato_embedding.py", "gato_embedding", "return", "at[None] < 0", "at[None] < 1", ("training/test_gato_embedding.py",)),
     ("no token replaced", "training/data/batches.py", "Noise.__call__", "read", "(chosen < self.noise) & ordinary", "(chosen < 0) & ordinary", ("training/data/test_noise.py",)),
     ("no token left out", "training/data/batches.py", "Noise.__call__", "batch", "(left_out < self.deletion) & ordinary", "left_out < 0", ("training/data/test_noise.py",)),
-    ("loss on sources", "training/data/decoder_tasks.py", "task_store", "answers", "[False] * (1 + len(a))", "[True] * (1 + len(a))", ("training/data/test_multitask.py",)),
+    ("loss on sources", "training/data/loading.py", "task_store", "answers", "[False] * (1 + len(a))", "[True] * (1 + len(a))", ("training/data/test_multitask.py",)),
     ("tasks left out of the batches", "training/data/loading.py", "load_run_data", "parts", "[train, *map(examples, stored)]", "[train]", ("training/data/test_multitask.py",)),
     ("never stopped early", "training/loop/run_store.py", "Progress.note", "self.stopped", "0 < patience <= self.worse", "False", ("training/loop/test_trainer.py",)),
     ("rows of q and k in the order of GGUF", "training/interchange/gguf_kinds.py", "_reordered", "return", ".swapaxes(1, 2)", "", ("training/interchange/test_gguf.py",)),

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from training.data.batches import Batches, Examples, LabeledTexts, MaskedTokens, NextTokens, Noise, SequencePairs
 from training.data.chat import with_markup
 from training.data.conversations import NO_TEMPLATE
 from training.data.corpora import SOURCES, load_corpus
-from training.data.decoder_tasks import SEPARATOR, as_pairs, task_store
 from training.data.files import read_corpus
 from training.data.formats import text_files
 from training.data.gato import Modalities, Vocabulary
 from training.data.mixtures import Mixture, mixture, weighted, weights_of
-from training.data.records import Corpus, DataError, Document, Kind, Pair, fingerprint, sampled
+from training.data.records import Corpus, DataError, Document, Kind, Labeled, Pair, fingerprint, sampled
 from training.data.streams import HUB, streamed
 from training.data.token_store import Splits, TokenStore, default_cache_dir, token_stores, tokenize
 from training.data.tokenizers import BUILT, Tokenizer, build_tokenizer, load_tokenizer
@@ -37,6 +38,7 @@ BATCHES: dict[str, Callable[..., Batches]] = {
 """Makes the batches of the tasks that have more in them than examples."""
 TRAINED_ON = 100_000_000  # bytes of the data that a tokenizer is trained on, roughly
 OVERLAP = 0.2  # of held-out text with the training text: more is noted
+SEPARATOR = "\t"  # of a source and its target, for a decoder that learns pairs, too
 COUNTED = 100_000  # tokens that are checked for unknown text
 
 
@@ -177,6 +179,35 @@ def _tasks(settings: Settings, cache_dir: Path | None) -> list[Corpus[Pair]]:
         raise DataError(f"--rows: expected packed with --{next(iter(given))}, got {settings.rows}; leave it out")
     plain = dataclasses.replace(settings, validation_data=())
     return [as_pairs(_corpus(plain, names, kind, cache_dir)) for kind, names in given.items()]
+
+
+def as_pairs(corpus: Corpus[Any]) -> Corpus[Pair]:
+    """Return a corpus with every labeled text as a pair of the text and its label; pairs stay as they are."""
+
+    def pair(record: Pair | Labeled) -> Pair:
+        return Pair(record.text, record.label, record.where) if isinstance(record, Labeled) else record
+
+    return dataclasses.replace(corpus, **{part: [*map(pair, records)] for part, records in corpus.parts().items()})
+
+
+def task_store(records: Iterable[Pair], tokenizer: Tokenizer, *, part: str) -> TokenStore:
+    """Return pairs, tokenized separately, as a store of sequences for a decoder: bos, source, TAB, target, eos. The
+    loss is on target and eos, so `generate.py RUN --prompt "SOURCE<TAB>"` answers. Raises DataError for a source with a
+    TAB.
+    """
+    sources, targets = [], []
+    for record in records:
+        if SEPARATOR in record.source:
+            raise DataError(f"{record.where}: expected a source without TAB, which separates it from its target")
+        sources.append(record.source + SEPARATOR)
+        targets.append(record.target)
+    bos, eos = tokenizer.bos_token, tokenizer.eos_token
+    pairs = list(zip(tokenizer.encode_batch(sources), tokenizer.encode_batch(targets), strict=True))
+    tokens = np.array([token for a, b in pairs for token in (bos, *a, *b, eos)], np.int32)
+    answers = np.array([answer for a, b in pairs for answer in (*[False] * (1 + len(a)), *[True] * (len(b) + 1))], bool)
+    offsets = np.cumsum([0, *(len(a) + len(b) + 2 for a, b in pairs)], dtype=np.int64)
+    own = fingerprint(tokenizer.N_V, tokens.tobytes(), offsets.tobytes())
+    return TokenStore(tokens, offsets, tokenizer.N_V, 0, own, part, exact=False, answers=answers)
 
 
 def _tokenizer(settings: Settings, corpus: Corpus[Any], tasks: Sequence[Corpus[Pair]]) -> Tokenizer:

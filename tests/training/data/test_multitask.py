@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from training.data.decoder_tasks import as_pairs, task_store
-from training.data.loading import load_run_data
+from training.data.loading import as_pairs, load_run_data, task_store
 from training.data.records import Corpus, DataError, Labeled, Pair
 from training.data.tokenizers import CharacterTokenizer
 from training.tasks import settings_from
