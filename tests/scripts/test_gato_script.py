@@ -20,15 +20,11 @@ def run(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("run") / "gato", "gato", BYTES, (), **GATO_SETTINGS)
 
 
-def train(path, *flags):
-    (path / "text.txt").write_text(TEXT)
-    own = ["--run", path / "run", "--data", path / "text.txt", "--cache", path / "cache", "--quiet"]
-    return ["gato", *own, *(word for pair in TINY.items() for word in pair), *flags]
-
-
 @pytest.mark.slow
 def test_one_command_trains_and_another_measures(tmp_path, printed):
-    printed("train", *train(tmp_path))
+    (tmp_path / "text.txt").write_text(TEXT)
+    own = ["--run", tmp_path / "run", "--data", tmp_path / "text.txt", "--cache", tmp_path / "cache", "--quiet"]
+    printed("train", "gato", *own, *(word for pair in TINY.items() for word in pair))
     printed("evaluate", tmp_path / "run", "--cache", tmp_path / "cache")
     found = json.loads((tmp_path / "run" / "evaluation-validation.json").read_text())
     rows = found["rows"]

@@ -23,6 +23,8 @@ from training.tasks.flops import attention_flops, embedding_flops, layer_flops
 from training.tasks.objectives import Batch, Columns, Objective, has_next, in_sequence, next_tokens
 from training.tasks.task import Task
 
+LOW_RANK = ("lora_rank", "lora_alpha", "lora_matrices")
+
 
 def _d_columns(params, batch: Batch, options: LoopOptions) -> Columns:
     X = d_hidden_state(batch.get("x_read", batch["x"]), params, segments=batch.get("segment_ids"), **options)
@@ -61,18 +63,7 @@ D = Task(
     init=init_d_transformer,
     objective=Objective(columns=_d_columns, weights=_d_weights, routed={"8": in_sequence()}, mtp=_d_mtp),
     flops=_d_flops,
-    settings=(
-        "L",
-        "rows",
-        "pairs",
-        "labeled",
-        "messages_are_markup",
-        "token_noise",
-        "mtp_weight",
-        "lora_rank",
-        "lora_alpha",
-        "lora_matrices",
-    ),
+    settings=("L", "rows", "pairs", "labeled", "messages_are_markup", "token_noise", "mtp_weight", *LOW_RANK),
     defaults={"N_V": 4096, "L": 2, "steps": 1000, "batch_size": 8, "eval_every": 250},
 )
 
