@@ -18,7 +18,7 @@ from tests.own_lines.retention import HYBRID
 from tests.run_cases import LETTERS, make_run
 from training.data.tokenizers import ByteTokenizer, build_tokenizer
 from training.interpretability.page import PageError, content, look, show
-from training.interpretability.page.look import Packed, Prediction, readable, readable_tokens, token_text
+from training.interpretability.page.look import Prediction, readable, readable_tokens, token_text
 from training.oracle.components import softmax
 from training.oracle.transformers import layer_norm_each
 from training.runs.directory import Run
@@ -50,10 +50,10 @@ class Scripts(html.parser.HTMLParser):
         self._id = None
 
 
-def unpacked(p):
+def unpacked(text, table):
     """The arrays, within half a step of their original values."""
-    data, found = zlib.decompress(base64.b64decode(p.text)), {}
-    for entry in p.table:
+    data, found = zlib.decompress(base64.b64decode(text)), {}
+    for entry in table:
         shape, step = entry["shape"], entry["step"]
         numbers = np.frombuffer(data, f"<u{entry['bits'] // 8}", int(np.prod(shape)), entry["offset"])
         is_nan = (step != 1) & (numbers == 2 ** entry["bits"] - 1)
@@ -65,7 +65,7 @@ def read(page):
     """The texts and the numbers of a page."""
     texts = Scripts(page).texts
     data = json.loads(texts["data"])
-    return data, unpacked(Packed(texts["numbers"], data["arrays"]))
+    return data, unpacked(texts["numbers"], data["arrays"])
 
 
 @pytest.fixture(scope="module")

@@ -94,13 +94,13 @@ class Look(NamedTuple):
 
     def html(self) -> str:
         """The page as one self-contained string. Raises PageError if it would be larger than 5 MB."""
-        arrays = packed(dict(self._arrays()))
-        data = json.dumps(self._described() | {"arrays": arrays.table}, ensure_ascii=False, separators=(",", ":"))
+        numbers, table = packed(dict(self._arrays()))
+        data = json.dumps(self._described() | {"arrays": table}, ensure_ascii=False, separators=(",", ":"))
         parts = {
             "title": html.escape(f"Inside {self.name}"),
             "style": _file("page.css"),
             "data": data.replace("<", "\\u003c"),
-            "numbers": arrays.text,
+            "numbers": numbers,
             "script": "\n".join(map(_file, SCRIPTS)),
         }
         page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _file("page.html"))
@@ -202,17 +202,11 @@ def _named(tokens: Sequence[object] | None, l: int) -> list[str]:
     return [readable(str(token)) for token in tokens]
 
 
-class Packed(NamedTuple):
-    """Arrays as a string: 8, 16 or 32 bits per number, all compressed together."""
-
-    text: str  # their concatenated bytes, deflated, in base64
-    # each array's name, shape, bits, offset of its first byte, low and step: number n stands for ``low + n step``.
-    # Signed arrays can represent 0 exactly, and the highest n is NaN
-    table: list[dict[str, Any]]
-
-
-def packed(arrays: Mapping[str, tuple[np.ndarray, int]]) -> Packed:
-    """Pack arrays, each with its number of bits; integers are kept as they are."""
+def packed(arrays: Mapping[str, tuple[np.ndarray, int]]) -> tuple[str, list[dict[str, Any]]]:
+    """Pack arrays, each with its bits per number (8, 16 or 32): their bytes, deflated together, in base64; and each
+    one's name, shape, bits, offset of its first byte, low and step: number n stands for ``low + n step``, and the
+    highest n for NaN. Signed arrays can represent 0 exactly; integers are kept as they are.
+    """
     table, parts, offset = [], [], 0
     for name, (array, bits) in sorted(arrays.items(), key=lambda item: -item[1][1]):  # keeps larger numbers aligned
         low, step = _range(array, bits)
@@ -222,7 +216,7 @@ def packed(arrays: Mapping[str, tuple[np.ndarray, int]]) -> Packed:
         table.append({"name": name, "shape": array.shape, "bits": bits, "offset": offset, "low": low, "step": step})
         parts.append(data)
         offset += len(data)
-    return Packed(base64.b64encode(zlib.compress(b"".join(parts), 9)).decode("ascii"), table)
+    return base64.b64encode(zlib.compress(b"".join(parts), 9)).decode("ascii"), table
 
 
 def _range(array: np.ndarray, bits: int) -> tuple[float, float]:
