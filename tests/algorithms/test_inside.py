@@ -1,8 +1,9 @@
-"""What is recorded is what the oracle computes, line by line; what is replaced is computed on with."""
+"""What is recorded is what the oracle computes, line by line, in a dictionary that is a pytree."""
 
 import collections
 import functools
 import pathlib
+import pickle
 import re
 import threading
 
@@ -10,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 import algorithms as alg
-from algorithms.inside import at, intermediates, intervene, record
+from algorithms.inside import Recorded, at, intermediates, intervene, record
 from algorithms.machinery.naming import Look, looking
 from tests import cases
 from training import oracle
@@ -255,7 +257,56 @@ def test_nothing_of_what_is_looked_at_is_taken_for_it():
     assert (P.shape, seen["A"].shape) == ((17, 6), (2, 3, 6, 6))
 
 
-# What is refused, and what is listed.
+# The dictionary.
+
+NAMES = ("X@8", "A", at("X@6", layer=1))
+KEYS = ("A", "X@6[layer=1]", "X@8")
+
+
+def of(x):
+    return record(alg.d_transformer, *NAMES)(x, D)[1]
+
+
+def in_another_order(x):
+    return Recorded({name: 2 * value for name, value in reversed(of(x).items())})
+
+
+def on_a_mesh(x):
+    mesh, specs = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), dict.fromkeys(KEYS, PartitionSpec())
+    return jax.jit(jax.shard_map(of, mesh=mesh, in_specs=PartitionSpec(), out_specs=Recorded(specs)))(x)
+
+
+THROUGH = {
+    "jit": jax.jit(of),
+    "vmap": lambda x: jax.tree.map(lambda a: a[0, 0], jax.vmap(jax.vmap(of))(x[None, None])),
+    "scan": lambda x: jax.tree.map(lambda a: a[0], jax.lax.scan(lambda _, x: (None, of(x)), None, x[None])[1]),
+    "cond": lambda x: jax.lax.cond(x[0] >= 0, lambda: of(x), lambda: in_another_order(x)),
+    "grad": lambda x: jax.grad(record(lambda D: alg.d_transformer(x, D)[0, 0], *NAMES), has_aux=True)(D)[1],
+    "shard_map": on_a_mesh,
+    "pickle": lambda x: pickle.loads(pickle.dumps(jax.device_get(of(x)))),
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("f", THROUGH.values(), ids=THROUGH)
+def test_it_stays_what_it_is_through(f):
+    found, expected = f(X), of(X)
+    assert type(found) is Recorded
+    assert set(found) == set(KEYS)
+    cases.assert_trees_close(found, expected)
+
+
+def test_it_is_a_dictionary_whose_leaves_have_its_names():
+    seen = of(X)
+    assert isinstance(seen, dict)
+    assert seen[at("X@6", layer=1)] is seen["X@6[layer=1]"]
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(seen)[0]]
+    assert jax.tree.leaves(seen)[2] is seen["X@8"]
+    assert [jax.tree_util.keystr(path) for path in paths] == [f"[{name!r}]" for name in KEYS]
+    assert {**seen} == dict(seen)
+
+
+# What is listed.
 
 
 @pytest.mark.end_to_end
