@@ -17,16 +17,10 @@ from algorithms.machinery.naming import beside, for_each, shows
 from algorithms.machinery.options import dropout_key, static
 from algorithms.masks import BIDIRECTIONAL, Mask, StructuralMask, batch_axes, sequence_axes
 from algorithms.ops.activation import capped, softmax
+from algorithms.ops.attention import vendor
 from algorithms.ops.attention.blockwise import blockwise_attention
 from algorithms.ops.attention.strips import in_strips, strips_attention
 from algorithms.ops.attention.tiles import SMALL, ByDistance, Scores, dense_attention, gathered_by_distance
-from algorithms.ops.attention.vendor import (
-    cudnn_attention,
-    cudnn_refuses,
-    library_attention,
-    pallas_attention,
-    pallas_refuses,
-)
 from algorithms.ops.dropout import fold_in, keep_mask, seed_of
 
 ATTENTION_RESIDUALS = ("V_tilde", "log_sum_exp", "A")
@@ -35,7 +29,10 @@ ATTENTION_RESIDUALS = ("V_tilde", "log_sum_exp", "A")
 RULES = {"dense": dense_attention, "blockwise": blockwise_attention, "strips": strips_attention}
 """Name of a hand-derived rule → the rule."""
 
-LIBRARY_KERNELS = {"cudnn": (cudnn_attention, cudnn_refuses), "pallas": (pallas_attention, pallas_refuses)}
+LIBRARY_KERNELS = {
+    "cudnn": (vendor.cudnn_attention, vendor.cudnn_refuses),
+    "pallas": (vendor.pallas_attention, vendor.pallas_refuses),
+}
 """Name of a library's kernel → the kernel, and the function that says why it is not available for these arguments."""
 
 KERNEL_OF = {"gpu": "cudnn", "cuda": "cudnn", "tpu": "pallas"}
@@ -222,7 +219,7 @@ def _product(s: LazyScores, V: Float[Array, "... l_z"]) -> Float[Array, "... l_x
 
     def of_tiles(Q, K, V, tiles, first):
         if name in LIBRARY_KERNELS:
-            return library_attention(LIBRARY_KERNELS[name][0], Q, K, V, tiles.mask, s.cap, of_itself)
+            return vendor.library_attention(LIBRARY_KERNELS[name][0], Q, K, V, tiles.mask, s.cap, of_itself)
         return RULES[name](Q, K, V, tiles if first is None else tiles.counted_from(first, K.shape[-1]))
 
     balanced = name == "blockwise" and isinstance(mask, StructuralMask) and mask.unidirectional and mask.width is None
@@ -231,14 +228,10 @@ def _product(s: LazyScores, V: Float[Array, "... l_z"]) -> Float[Array, "... l_x
     return beside(V_tilde, printed)  # shows S and A to an observer
 
 
-def automatic(
-    Q: Float[Array, "H d_attn B l_x"],
-    K: Float[Array, "H_kv d_attn B l_z"],
-    V: Float[Array, "H_kv d_mid B l_z"],
-    scores: Scores,
-    platform: str,
-) -> str:
-    """The meaning of ``"auto"``: the first row of this table that applies; ``docs/performance.md`` has measurements.
+def automatic(Q: Array, K: Array, V: Array, scores: Scores, platform: str) -> str:
+    """The meaning of ``"auto"`` for tiles ``[H, d, B, l]``: the first row of this table that applies.
+
+    ``docs/performance.md`` has measurements.
 
     ========  ==============================================================  ===============
     platform  condition                                                       implementation

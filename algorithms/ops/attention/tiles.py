@@ -25,6 +25,12 @@ from algorithms.masks import Mask, StructuralMask, batch_axes, depends_on_positi
 from algorithms.ops.activation import capped, capped_derivative, softmax
 from algorithms.ops.dropout import keep_mask
 
+Queries = Float[Array, "H d_attn B l_x"]
+Keys = Float[Array, "H_kv d_attn B l_z"]
+Values = Float[Array, "H_kv d_mid B l_z"]
+Outputs = Float[Array, "H d_mid B l_x"]
+"""Ṽ of every head and sequence."""
+
 ByDistance = tuple[Array, ...]
 """U ``[H, d_r, B, l_x]`` and P ``[H, d_r, n]`` of ``scores_by_distance``, or nothing."""
 
@@ -323,10 +329,10 @@ def in_turn(n: int, step: Callable[[Array, T], T], state: T) -> T:
 
 
 class _Residuals(NamedTuple):
-    Q: Float[Array, "H d_attn B l_x"]
-    K: Float[Array, "H_kv d_attn B l_z"]
-    V: Float[Array, "H_kv d_mid B l_z"]
-    V_tilde: Float[Array, "H d_mid B l_x"] | None  # None if the rules keep A, and there are no sinks
+    Q: Queries
+    K: Keys
+    V: Values
+    V_tilde: Outputs | None  # None if the rules keep A, and there are no sinks
     A: Float[Array, "H l_z B l_x"] | None
     log_sum_exp: Float[Array, "H 1 B l_x"] | None  # of each column, which gives A again
     scores: Scores

@@ -26,7 +26,7 @@ from algorithms.machinery.devices import tokens_are_split, varies_over
 from algorithms.machinery.options import with_derivative_of
 from algorithms.masks import Mask, StructuralMask, depends_on_position
 from algorithms.ops.attention.blockwise import blockwise_attention
-from algorithms.ops.attention.tiles import Scores
+from algorithms.ops.attention.tiles import Keys, Outputs, Queries, Scores, Values
 
 Numbers = tuple[int, ...]
 
@@ -158,14 +158,8 @@ def _refused_on_devices(Q: Array, K: Array, V: Array, mask: Mask) -> str | None:
 
 
 def library_attention(
-    kernel: Any,
-    Q: Float[Array, "H d_attn B l_x"],
-    K: Float[Array, "H_kv d_attn B l_z"],
-    V: Float[Array, "H_kv d_mid B l_z"],
-    mask: Mask,
-    cap: float | None = None,
-    of_itself: bool = False,
-) -> Float[Array, "H d_mid B l_x"]:
+    kernel: Any, Q: Queries, K: Keys, V: Values, mask: Mask, cap: float | None = None, of_itself: bool = False
+) -> Outputs:
     """``V · softmax(KᵀQ/√d)`` by a library's kernel, and 0 for a token with nothing to attend to.
 
     ``of_itself``: whether the mask, if of documents, has the same numbers for queries and context.
@@ -215,13 +209,7 @@ def _gradients(cap: float | None, Q: Array, K: Array, V: Array, mask: Mask, E: A
     return blockwise_attention.backward(residuals, E)[:3]
 
 
-def cudnn_attention(
-    Q: Float[Array, "H d_attn B l_x"],
-    K: Float[Array, "H_kv d_attn B l_z"],
-    V: Float[Array, "H_kv d_mid B l_z"],
-    mask: Mask,
-    cap: None,
-) -> Float[Array, "H d_mid B l_x"]:
+def cudnn_attention(Q: Queries, K: Keys, V: Values, mask: Mask, cap: None) -> Outputs:
     """The kernel of cuDNN, forward and backward. An array becomes 0 or a large negative number, added to the scores;
     documents are an array, too, if a sequence has more than `CUDNN_DOCUMENTS` of them.
 
@@ -295,13 +283,7 @@ def _filled(a: Float[Array, "H d_a B l"], d: int) -> Float[Array, "H d B l"]:
     return a if a.shape[1] == d else jnp.pad(a, ((0, 0), (0, d - a.shape[1]), (0, 0), (0, 0)))
 
 
-def pallas_attention(
-    Q: Float[Array, "H d_attn B l_x"],
-    K: Float[Array, "H_kv d_attn B l_z"],
-    V: Float[Array, "H_kv d_mid B l_z"],
-    mask: Any,
-    cap: float | None,
-) -> Float[Array, "H d_mid B l_x"]:
+def pallas_attention(Q: Queries, K: Keys, V: Values, mask: Any, cap: float | None) -> Outputs:
     """The splash attention kernel for TPUs, forward and backward."""
     # importing it takes half a second
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
