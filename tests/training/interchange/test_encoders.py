@@ -2,12 +2,12 @@
 
 import functools
 import json
-import re
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+from scipy.special import softmax
 
 from algorithms import (
     ALBERT,
@@ -23,10 +23,11 @@ from algorithms import (
     e_transformer,
 )
 from algorithms.lines import MLP
+from algorithms.ops.linear import logits
 from tests import interchange_cases as cases
 from tests.cases import random_theta
 from training.interchange import InterchangeError, load_model, load_pretrained, save_pretrained
-from training.tasks.classify import ClassifierParams, class_probabilities
+from training.tasks.classify import ClassifierParams, class_probabilities, pooled
 
 torch, transformers = cases.libraries()
 
@@ -55,7 +56,7 @@ MODELS = {
     "BertForMaskedLM": BERT_SIZES,
     "BertForMaskedLM, untied": {**BERT_SIZES, "tie_word_embeddings": False},
     "BertForMaskedLM, one type": {**BERT_SIZES, "type_vocab_size": 1, "hidden_act": "gelu_new", "layer_norm_eps": 0.1},
-    "BertForSequenceClassification": {**BERT_SIZES, "id2label": LABELS, "type_vocab_size": 1},
+    "BertForSequenceClassification": {**BERT_SIZES, "id2label": LABELS},
     "BertModel": BERT_SIZES,
     "RobertaForMaskedLM": ROBERTA_SIZES,
     "RobertaModel": {**ROBERTA_SIZES, "hidden_act": "gelu_new", "pad_token_id": 2, "type_vocab_size": 2},
@@ -95,15 +96,15 @@ def theirs(model, x, types=None):
     options = {} if types is None else {"token_type_ids": torch.tensor(types)}
     attended = torch.tensor(np.arange(11) < LENGTHS[:, None]).long()
     out = model(torch.tensor(x), attention_mask=attended, **options)
-    found = out.logits if hasattr(out, "logits") else out.last_hidden_state
-    return found.softmax(-1) if found.ndim == 2 else found  # a classifier's are of a text
+    return out.logits if hasattr(out, "logits") else out.last_hidden_state
 
 
 def ours(x, theta, types=None):
-    """The logits of a masked-token head, the probabilities of classes, or columns; tokens before rows."""
-    if isinstance(theta, ClassifierParams):
-        return class_probabilities(jnp.asarray(x), theta, length=jnp.asarray(LENGTHS)).T
+    """The logits of a masked-token head or of a classifier, and the bare encoder's columns, tokens before rows."""
     options = {"length": jnp.asarray(LENGTHS), "types": None if types is None else jnp.asarray(types)}
+    if isinstance(theta, ClassifierParams):
+        X = pooled(e_encoding(jnp.asarray(x), theta.encoder, **options)[..., :1], theta.encoder)
+        return jnp.moveaxis(logits(X[..., 0], theta.W_c, theta.b_c), 0, -1)
     if theta.W_f is None:
         return jnp.moveaxis(e_encoding(jnp.asarray(x), theta, **options), 0, -1)
     return cases.column_logits(e_hidden_state(jnp.asarray(x), theta, **options), theta)
@@ -152,6 +153,16 @@ def test_our_own_models_open_in_transformers(tmp_path, kind, variant, sizes):
     read = np.arange(11) < LENGTHS[:, None]
     found, expected = np.asarray(ours(x, theta)), theirs(model, x).detach().numpy()
     cases.assert_same(found[read], expected[read], dtype_of(kind), "logits")
+
+
+def test_a_classifier_has_its_labels_and_its_probabilities(tmp_path):
+    model = make("BertForSequenceClassification")
+    run = load_model(cases.saved(model, tmp_path))
+    assert (run.task, run.labels) == ("classify", ("ham", "spam", "other"))
+    x, types = inputs(model.config)
+    P = class_probabilities(jnp.asarray(x), run.theta, length=jnp.asarray(LENGTHS))
+    expected = theirs(model, x, 0 * types).softmax(-1).detach().numpy()
+    cases.assert_same(P.T, expected, "float64", "probabilities")
 
 
 def test_a_pretrained_bert_of_2018_is_read(tmp_path):
@@ -213,34 +224,50 @@ PUBLISHED_LLADA |= {"d_model": 12, "n_heads": 3, "n_kv_heads": 3, "n_layers": 3,
 PUBLISHED_LLADA |= {"embedding_size": 17, "vocab_size": 17, "max_sequence_length": 16, "mask_token_id": 9}
 PUBLISHED_LLADA |= {"rms_norm_eps": 0.1, "rope_theta": 100.0, "activation_type": "silu", "weight_tying": False}
 PUBLISHED_LLADA |= {"include_bias": False, "include_qkv_bias": False, "scale_logits": False, "input_emb_norm": False}
-OF_LLAMA = {
-    "vocab_size": 17,
-    "hidden_size": 12,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 3,
-    "intermediate_size": 7,
-}
-OF_LLAMA |= {"rms_norm_eps": 0.1, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
-IN_LLADA = {"model.norm": "model.transformer.ln_f", "model.": "model.transformer.", "layers": "blocks"}
-IN_LLADA |= {"embed_tokens": "wte", "input_layernorm": "attn_norm", "post_attention_layernorm": "ff_norm"}
-IN_LLADA |= {"self_attn.o_proj": "attn_out", "self_attn.": "", "mlp.gate_proj": "ff_proj", "mlp.up_proj": "up_proj"}
-IN_LLADA |= {"mlp.down_proj": "ff_out", "lm_head": "model.transformer.ff_out"}
 
 
-def test_llada_is_a_llama_whose_tokens_attend_to_all(tmp_path):
-    """transformers does not have it: the tensors' names are those of its own code, whose blocks are Llama's."""
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**OF_LLAMA, attn_implementation="eager"))
-    parameters = cases.randomized(torch, model.double()).named_parameters()
-    part = re.compile("|".join(map(re.escape, IN_LLADA)))
-    tensors = {part.sub(lambda found: IN_LLADA[found[0]], name): W.detach().numpy() for name, W in parameters}
+def test_llada_is_the_oracles_of_its_published_tensors(tmp_path):
+    """transformers does not have it: rows and names are those of its own code, whose blocks are Llama's."""
+    rng, d, each = np.random.default_rng(0), 12, {}
+    matrices = {"q_proj": (d, d), "k_proj": (d, d), "v_proj": (d, d), "attn_out": (d, d)}
+    matrices |= {"ff_proj": (7, d), "up_proj": (7, d), "ff_out": (d, 7), "attn_norm": (d,), "ff_norm": (d,)}
+    for l in range(3):
+        each |= {f"blocks.{l}.{name}": shape for name, shape in matrices.items()}
+    each |= {"wte": (17, d), "ff_out": (17, d), "ln_f": (d,)}
+    tensors = {f"model.transformer.{name}.weight": rng.normal(size=shape) for name, shape in each.items()}
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED_LLADA))
     safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
     run = load_model(tmp_path)
     assert run.config.variant.but(norm=LLADA.norm, attention=LLADA.attention) == LLADA
     assert run.tokenizer.mask_token == 9
+
+    def heads(W):
+        return W.reshape(3, 4, d)
+
+    def norm(X, gamma):
+        return X / np.sqrt((X**2).mean(axis=0) + 0.1) * gamma[:, None]
+
+    def layer(X, W):
+        Y = norm(X, W["attn_norm"])
+        Q, K, V = (rotated(heads(W[f"{a}_proj"]) @ Y) if a != "v" else heads(W["v_proj"]) @ Y for a in "qkv")
+        A = softmax(np.swapaxes(K, 1, 2) @ Q / 2, axis=1)
+        X = X + W["attn_out"] @ (V @ A).reshape(d, -1)
+        Y = norm(X, W["ff_norm"])
+        G = W["ff_proj"] @ Y
+        return X + W["ff_out"] @ (G / (1 + np.exp(-G)) * (W["up_proj"] @ Y))
+
+    def rotated(X):
+        angles = 100.0 ** -(np.arange(2) / 2)[:, None] * np.arange(X.shape[-1])
+        turn = np.exp(1j * angles) * (X[:, :2] + 1j * X[:, 2:])
+        return np.concatenate([turn.real, turn.imag], axis=1)
+
+    of = {name.removeprefix("model.transformer.").removesuffix(".weight"): a for name, a in tensors.items()}
     x = np.array([3, 9, 9, 1, 16, 9, 0])
-    expected = model(torch.tensor(x)[None], attention_mask=torch.zeros(1, 1, 7, 7)).logits[0].T
-    cases.assert_same(e_logits(x, run.theta), expected.detach(), "rounded", "logits")
+    X = of["wte"].T[:, x]
+    for l in range(3):
+        X = layer(X, {name: of[f"blocks.{l}.{name}"] for name in matrices})
+    expected = of["ff_out"] @ norm(X, of["ln_f"])
+    np.testing.assert_allclose(e_logits(x, run.theta), expected, rtol=1e-9)
     save_pretrained(tmp_path / "out", run.theta, run.config)
     cases.assert_bits(cases.tensors_of(tmp_path / "out"), tensors)
     assert load_pretrained(tmp_path / "out")[1] == run.config
